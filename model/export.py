@@ -9,8 +9,9 @@ the names of cram's classes for transformers, hf.py. The same holds for classifi
 import json
 import textwrap
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -22,10 +23,14 @@ from model.errors import InputError
 from model.finetuning import Classifier, width_factor
 from model.layers import INIT_STD, MASK, PAD, ROTARY_BASE, SEP, inner
 from model.layouts import MASKED, fields_of, head_for, head_of, read_config, transformers_model
-from model.settings import Kind
+from model.settings import Architecture, Kind
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-ENCODER, HEAD, VOCABULARY = "bert.", "classifier.", "head."  # prefixes of a model's parts
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+ENCODER = "bert."  # the prefixes of a model's parts
+HEAD = "classifier."
+VOCABULARY = "head."
 OWN = "Cram"  # the family of classes in hf.py
 POSITIONS = "embedding.position.weight"  # learned ones
 TYPES = "embedding.type.weight"  # the embedding of token types, which only transformers' BERT has; here it is zero
@@ -37,8 +42,8 @@ TOKENS = {  # the vocabulary fixes their ids; a sequence begins with [CLS] and e
     "sep_token_id": SEP,
     "mask_token_id": MASK,
 }
-# Names of tensors in transformers, and cram's: '#' is each block, '*' each of weight and bias. Several names on one
-# side are one tensor on the other, joined along the first dimension. A model has those of its layout and head.
+# The names of tensors in transformers and in cram: '#' stands for each block, '*' for weight and for bias. Several names
+# on one side are one tensor on the other, joined along the first dimension. A model has those of its layout and head.
 NAMES: dict[str, dict[str, str]] = {
     "ModernBert": {
         "model.embeddings.tok_embeddings.weight": "embedding.word.weight",
@@ -76,7 +81,8 @@ NAMES: dict[str, dict[str, str]] = {
         "classifier.*": "classifier.out.*",
     },
 }
-FIXED = {"hidden_act", "hidden_activation", "layer_types", "rope_parameters"}  # without an axis of Architecture
+# fields of config.json that have one allowed value, as no axis of Architecture sets them
+FIXED = {"hidden_act", "hidden_activation", "layer_types", "rope_parameters"}
 BERT = {  # fields of config.json that only BERT has
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.0,
@@ -91,20 +97,38 @@ PROBLEMS: dict[Kind, str] = {  # transformers' names of kinds; it has none for t
 }
 
 
+class Pair(NamedTuple):
+    """The names of the same tensors in transformers' model and in cram's. If one side has several, they are joined."""
+
+    theirs: list[str]
+    ours: list[str]
+
+
 def _write(model: Bert | Classifier, family: str, about: dict, folder: str | Path) -> None:
     """`family`: the model of transformers under whose names it is written; `about`: more fields of config.json."""
-    folder, bert = Path(folder), model.bert if isinstance(model, Classifier) else model
-    state = {k.removeprefix(ENCODER): v.detach().float().cpu().contiguous() for k, v in model.state_dict().items()}
-    if model is not bert:
-        unused = ("head.decoder.", "head.bias") if family == "ModernBert" else VOCABULARY
-        state = {key: value for key, value in state.items() if not key.startswith(unused)}
+    bert = model.bert if isinstance(model, Classifier) else model
+    config = config_of(family, bert) | about
+    if family != OWN:
+        config["cram"] = about.get("cram", {}) | {"architecture": bert.architecture.model_dump()}
+    Path(folder, CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    state = _state_of(model, family)
     if family == "Bert":
         state[TYPES] = torch.zeros(2, bert.architecture.hidden)
-    if family != OWN:
-        about |= {"cram": about.get("cram", {}) | {"architecture": bert.architecture.model_dump()}}
-    (folder / CONFIG).write_text(json.dumps(config_of(family, bert) | about, indent=2) + "\n", encoding="utf-8")
-    state, _ = renamed(state, [(ours, theirs) for theirs, ours in pairs(family, state)])
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    renames = [(pair.ours, pair.theirs) for pair in pairs(family, state)]
+    tensors, _ = rename(state, renames)
+    save_file(tensors, Path(folder, WEIGHTS), metadata={"format": "pt"})
+
+
+def _state_of(model: Bert | Classifier, family: str) -> dict[str, Tensor]:
+    """The tensors to save, in fp32, by cram's names without the encoder's prefix."""
+    state = {}
+    for name, tensor in model.state_dict().items():
+        state[name.removeprefix(ENCODER)] = tensor.detach().float().cpu().contiguous()
+    if isinstance(model, Bert):
+        return state
+    # ModernBERT's classifiers keep the dense layer and the norm of the vocabulary head
+    unused = ("head.decoder.", "head.bias") if family == "ModernBert" else VOCABULARY
+    return {name: tensor for name, tensor in state.items() if not name.startswith(unused)}
 
 
 def save(bert: Bert, folder: str | Path) -> None:
@@ -116,77 +140,95 @@ def save(bert: Bert, folder: str | Path) -> None:
 def save_classifier(
     classifier: Classifier, folder: str | Path, labels: tuple[str, ...], max_tokens: int | None = None
 ) -> None:
-    """Write config.json, with the classes' names (none for regression), and model.safetensors.
+    """Write config.json, with the names of the classes (none for regression), and model.safetensors.
 
-    `max_tokens` to which inputs were cut; None: not known.
+    `max_tokens`: the length to which inputs were truncated; None: unknown.
     """
-    bert, kind, head, pooling = classifier.bert, classifier.kind, classifier.head, classifier.pooling
-    if bert.kept is not None:
-        raise RuntimeError("The embedding holds only some of the tokens; call restore_tokens before saving.")
+    if classifier.bert.kept is not None:
+        raise RuntimeError("The embedding has only some of the tokens; call restore_tokens before saving.")
+    family = classifier.family or OWN
+    texts = classifier.texts
+    pooling = classifier.pooling
     names = dict(enumerate(labels or ("score",)))
-    about = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
-    if problem := PROBLEMS.get(kind):
-        about["problem_type"] = problem
-    texts, family = classifier.texts, classifier.family or OWN
-    about["architectures"] = [f"{family}For{head_for(kind)}"]
+    about: dict = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    if classifier.kind in PROBLEMS:
+        about["problem_type"] = PROBLEMS[classifier.kind]
+    about["architectures"] = [f"{family}For{head_for(classifier.kind)}"]
     if pooling != "cls":
         about["classifier_pooling"] = pooling if width_factor(pooling, texts) > 1 else "mean"
-    about["cram"] = {"head": head, "pooling": pooling, "texts": texts, "max_tokens": max_tokens}
+    about["cram"] = {"head": classifier.head, "pooling": pooling, "texts": texts, "max_tokens": max_tokens}
     _write(classifier, family, about, folder)
 
 
 def load(folder: str | Path, masked: bool = False) -> Bert:
     """Load the encoder and the vocabulary head of a model that cram or transformers saved, in fp32.
 
-    Other heads are left out; a vocabulary head that is missing is new. `masked`: refuse a model of another head. Raises
-    InputError for what is no model of cram's, or not the whole of one.
+    Other heads are left out; a vocabulary head that is missing is new. `masked`: refuse a model with another head.
+    Raises InputError if the folder has no model of cram's, or only a part of one.
     """
     folder = Path(folder)
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if masked and (head := head_of(config)) != MASKED:
+        head = head_of(config)
+        if masked and head != MASKED:
             raise ValueError(f"its head is {head or 'none'}; expected {MASKED}")
         return _load(config, folder)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         reason = textwrap.shorten(reason, 500, placeholder=" …").rstrip(".")
         raise InputError(
-            f"{folder} holds no model that cram can load: {reason}. Expected {CONFIG} and {WEIGHTS} as cram, "
+            f"{folder} does not have a model that cram can load: {reason}. Expected {CONFIG} and {WEIGHTS} as cram, "
             "save_pretrained or Trainer.save_model write them, with adapters merged."
         ) from error
 
 
 def _load(config: dict, folder: Path) -> Bert:
-    bert, masked = Bert(*read_config(config)), head_of(config) == MASKED
-    own, family = bert.state_dict(), _family(config, bert)
-    names = [(list(map(bare, theirs)), ours) for theirs, ours in pairs(family, [*own, *[TYPES] * (family == "Bert")])]
-    state, left = renamed({bare(name): value.float() for name, value in tensors_of(folder).items()}, names)
-    if not masked:
-        encoder = {old[0].split(".")[0] for old, new in names if not new[0].startswith(VOCABULARY)}
-        left = [name for name in left if name.split(".")[0] in encoder]
-    missing = [old[0] for old, new in names if new[0] not in state and (masked or not new[0].startswith(VOCABULARY))]
-    if wrong := [f"{name} is missing" for name in missing] + [f"{name} is unknown" for name in left]:
-        raise ValueError(", ".join(wrong))
+    bert = Bert(*read_config(config))
+    own = bert.state_dict()
+    family = _family(config, bert)
+    keys = [*own, TYPES] if family == "Bert" else list(own)
+    known = [Pair([bare(name) for name in pair.theirs], pair.ours) for pair in pairs(family, keys)]
+    tensors = {bare(name): tensor.float() for name, tensor in tensors_in(folder).items()}
+    state, unknown = rename(tensors, known)
+    _check_names(state, unknown, known, masked=head_of(config) == MASKED)
     if TYPES in state:
-        first, *others = state.pop(TYPES)
-        state[POSITIONS] = state[POSITIONS] + first
-        if any(other.any() for other in others):
-            warnings.warn(
-                f"{folder} was trained with token types. cram gives all tokens type 0, so single texts read as in "
-                "transformers, but pairs, whose second text may have had type 1 in training, do not.",
-                stacklevel=3,
-            )
+        _add_types(state, folder)
     bert.load_state_dict(own | state)
     return bert
 
 
+def _check_names(state: dict[str, Tensor], unknown: list[str], known: list[Pair], masked: bool) -> None:
+    """Raise ValueError for tensors that are missing or `unknown`; without a vocabulary head, only for the encoder's."""
+    needed = known if masked else [pair for pair in known if not pair.ours[0].startswith(VOCABULARY)]
+    if not masked:
+        parts = {pair.theirs[0].split(".")[0] for pair in needed}
+        unknown = [name for name in unknown if name.split(".")[0] in parts]
+    missing = [pair.theirs[0] for pair in needed if pair.ours[0] not in state]
+    problems = [f"{name} is missing" for name in missing] + [f"{name} is unknown" for name in unknown]
+    if problems:
+        raise ValueError(", ".join(problems))
+
+
+def _add_types(state: dict[str, Tensor], folder: Path) -> None:
+    """Add the embedding of type 0, which all tokens have in cram, to that of the positions."""
+    first, *others = state.pop(TYPES)
+    state[POSITIONS] = state[POSITIONS] + first
+    if any(other.any() for other in others):
+        warnings.warn(
+            f"{folder} was trained with token types. cram gives all tokens type 0. So it reads single texts as "
+            "transformers does, but not pairs, whose second text may have had type 1 in training.",
+            stacklevel=4,
+        )
+
+
 def _family(config: dict, bert: Bert) -> str:
-    """The model in a folder with this config. Raises ValueError if cram has no such model."""
-    (family, why_not), name = transformers_model(bert.architecture), config["model_type"]
+    """The model in a folder with this config. Raises ValueError if cram does not have such a model."""
+    name = config["model_type"]
     if name == OWN.lower():
         return OWN
+    family, why_not = transformers_model(bert.architecture)
     if family is None or family.lower() != name:
-        raise ValueError(f"model_type {name!r} has no such layout; {why_not or family}")
+        raise ValueError(f"model_type {name!r} does not have this layout; {why_not or family}")
     for field, value in config_of(family, bert).items():
         if field in FIXED and config.get(field, value) != value:
             raise ValueError(f"{field} is {config[field]!r}; expected {value!r}")
@@ -194,23 +236,28 @@ def _family(config: dict, bert: Bert) -> str:
 
 
 def bare(name: str) -> str:
-    """A tensor's name without the encoder's prefix, which a model without a head doesn't have."""
+    """The name of a tensor without the encoder's prefix, which a model without a head does not have."""
     return name.removeprefix(ENCODER).removeprefix("model.")
 
 
-def tensors_of(folder: Path) -> dict[str, Tensor]:
+def tensors_in(folder: Path) -> dict[str, Tensor]:
     """All tensors in a folder: of one file, or of those that an index lists, as transformers saves large models."""
-    names = {WEIGHTS}
+    files = {WEIGHTS}
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
-        names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    if elsewhere := [name for name in names if Path(name).name != name]:
-        raise ValueError(f"{INDEX} lists {elsewhere[0]!r}, which is not in the folder")
-    return {name: tensor for file in sorted(names) for name, tensor in load_file(folder / file).items()}
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        files = set(index["weight_map"].values())
+    for file in files:
+        if Path(file).name != file:
+            raise ValueError(f"{INDEX} lists {file!r}, which is not in the folder")
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(files):
+        tensors |= load_file(folder / file)
+    return tensors
 
 
 def config_of(family: str, bert: Bert) -> dict:
     """The fields of config.json from which transformers builds its model."""
-    a, rope = bert.architecture, {"rope_type": "default", "rope_theta": ROTARY_BASE}
+    architecture = bert.architecture
     about = {
         "model_type": family.lower(),
         "dtype": "float32",
@@ -218,56 +265,72 @@ def config_of(family: str, bert: Bert) -> dict:
         "max_position_embeddings": bert.length,
         "initializer_range": INIT_STD,
         **TOKENS,
-        **fields_of(a, family.lower()),
+        **fields_of(architecture, family.lower()),
     }
-    if family != "ModernBert":
-        return about | (BERT if family == "Bert" else {})
-    return about | {  # what only ModernBERT has
-        "intermediate_size": inner(a),
+    if family == "Bert":
+        return about | BERT
+    if family == "ModernBert":
+        return about | modern_fields(architecture)
+    return about
+
+
+def modern_fields(architecture: Architecture) -> dict:
+    """Fields of config.json that only ModernBERT has."""
+    rope = {"rope_type": "default", "rope_theta": ROTARY_BASE}
+    return {
+        "intermediate_size": inner(architecture),
         "attention_dropout": 0.0,
         "hidden_activation": "gelu",
-        "layer_types": ["full_attention"] * a.layers,
+        "layer_types": ["full_attention"] * architecture.layers,
         "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
         "embedding_dropout": 0.0,
         "mlp_dropout": 0.0,
         "classifier_dropout": 0.0,
-        "classifier_bias": a.bias,
+        "classifier_bias": architecture.bias,
         "classifier_activation": "gelu",
         "classifier_pooling": "cls",
         "sparse_prediction": False,
         # The same under the names of 2024, which other engines (text-embeddings-inference, vLLM) require. The former
-        # reads norms and heads without bias, whatever these settings say.
+        # reads norms and heads without bias, whatever these settings are.
         "global_rope_theta": ROTARY_BASE,
         "local_rope_theta": ROTARY_BASE,
         "global_attn_every_n_layers": 1,
         "local_attention": 128,
-        "layer_norm_eps": a.norm_eps,
+        "layer_norm_eps": architecture.norm_eps,
         "initializer_cutoff_factor": 2.0,
     }
 
 
-def pairs(family: str, keys: Collection[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """The names in transformers' model of tensors with these keys, and cram's: those that are one on either side."""
+def pairs(family: str, keys: Collection[str]) -> Iterator[Pair]:
+    """The names of tensors in transformers' model and in cram's, for those of these `keys` that both have."""
     if family == OWN:
-        yield from (([key if key.startswith((HEAD, VOCABULARY)) else ENCODER + key], [key]) for key in keys)
+        for key in keys:
+            is_head = key.startswith((HEAD, VOCABULARY))
+            yield Pair([key if is_head else ENCODER + key], [key])
     blocks = {key.split(".")[1] for key in keys if key.startswith("blocks.")}
     for theirs, ours in NAMES.get(family, {}).items():
-        for index in blocks if "#" in ours else ("",):
+        for block in blocks if "#" in ours else ("",):
             for kind in ("weight", "bias") if "*" in ours else ("",):
-                sides = [side.replace("#", index).replace("*", kind).split() for side in (theirs, ours)]
-                if sides[1][0] in keys:
-                    yield sides[0], sides[1]
+                pair = Pair(
+                    theirs.replace("#", block).replace("*", kind).split(),
+                    ours.replace("#", block).replace("*", kind).split(),
+                )
+                if pair.ours[0] in keys:
+                    yield pair
 
 
-def renamed(
-    tensors: dict[str, Tensor], names: list[tuple[list[str], list[str]]]
+def rename(
+    tensors: dict[str, Tensor], names: Iterable[tuple[list[str], list[str]]]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors under their new names, and the names of those that have none; `names`: old and new."""
+    """The tensors under their new names, and the names of those that have no new one. `names`: old and new."""
     result: dict[str, Tensor] = {}
     left = dict(tensors)
     for old, new in names:
-        if old[0] in left:
-            parts = tuple(left.pop(name) for name in old)
-            parts = parts if len(old) == len(new) else torch.cat(parts).chunk(len(new))
-            result |= {name: part.contiguous() for name, part in zip(new, parts, strict=True)}
+        if old[0] not in left:
+            continue
+        parts = [left.pop(name) for name in old]
+        if len(old) != len(new):
+            parts = list(torch.cat(parts).chunk(len(new)))
+        for name, part in zip(new, parts, strict=True):
+            result[name] = part.contiguous()
     return result, list(left)
