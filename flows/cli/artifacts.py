@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,16 +10,17 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from flows.cli.common import (
-    called,
+    all_stage_names,
     check_stages,
     console,
+    find_artifact,
     print_listing,
     print_rows,
     say,
     shorten,
     stage_names,
 )
-from flows.summary import OTHER_STAGES, counts, flat, relative
+from flows.summary import counts, flat, relative
 from model.clock import about_stops
 from model.wording import age, brief_duration, counted, printable
 from tasks.store.manifests import kept_files
@@ -36,49 +38,82 @@ def ls(
 ) -> None:
     """List artifacts with their age, size, run time, main result and differing parameters; then unfinished drafts.
 
-    Below them, the bytes on disk of each stage, and of all. A file of several artifacts counts for the first of them.
+    Below them are the bytes on disk of each stage and of all. A file of several artifacts counts for the first of them.
     """
     check_stages([stage] if stage else [], others=True)
     from tasks.store import home
     from tasks.store.artifacts import describe_incomplete, inspect_all
     from tasks.store.gc import files_of, read_pins, sizes
-    from tasks.store.locks import drafts
 
-    damaged, rows, details, files, pins = [], [], [], {}, read_pins()
-    for name in [stage] if stage else (*stage_names(), *OTHER_STAGES):
-        manifests = []
+    listing = Listing(read_pins())
+    files: dict[str, list] = {}  # by stage
+    damaged = []
+    for name in [stage] if stage else all_stage_names():
+        manifests = {}
         for artifact, (about, problem) in inspect_all(name).items():
             if about is None:
                 damaged.append(describe_incomplete(artifact, problem))
-                continue
-            manifests.append(about)
-            took = brief_duration(about["seconds"])
-            result = counts(about["stats"]).removesuffix(" kept")  # to fit into 80 columns
-            marks = ["hollow"] * ("hollow" in about) + ["pinned"] * (artifact.name in pins)
-            result = ", ".join(filter(None, [result, *marks]))
-            rows.append((artifact.name, age(about["finished"]), total(about), took, result))
-            files.setdefault(name, []).extend(files_of(artifact, about))
-        details += differences(manifests)
-    if rows:
-        print_listing(("artifact", "age", "size", "time", "result"), rows, details)
-        print_bytes(sizes(files, whole=True), Counter(row[0].partition("/")[0] for row in rows))
+            else:
+                manifests[artifact.name] = about
+                files.setdefault(name, []).extend(files_of(artifact, about))
+        listing.add(manifests)
+    if listing.rows:
+        print_listing(("artifact", "age", "size", "time", "result"), listing.rows, listing.details)
+        numbers = Counter(name.partition("/")[0] for name, *_ in listing.rows)
+        print_bytes(sizes(files, whole=True), numbers)
     elif not damaged:
-        what, how = (f"artifacts of {stage}", f" --until {stage}") if stage else ("artifacts", "")
-        say(f"No {what} in {home.root()} yet. Make some: cram run demo{how}")
-    if left := drafts(stage or ""):
-        say(f"\nUnfinished drafts in {relative(home.root() / '.partial')}; delete a directory there to discard it:")
-        about = [(d.name, age(d.written), decimal(d.bytes), "in progress" * d.running) for d in left]
-        print_listing(("draft", "age", "size", "state"), about, [""] * len(about))
+        what = f"artifacts of {stage}" if stage else "artifacts"
+        until = f" --until {stage}" if stage else ""
+        say(f"No {what} in {home.root()} yet. Make some: cram run demo{until}")
+    print_drafts(stage)
     for sentence in damaged:
         say(sentence)
+
+
+class Listing:
+    """The rows of `cram ls`, and what to print below each of them."""
+
+    def __init__(self, pins: Collection[str]):
+        self.pins = pins
+        self.rows: list[tuple[str, ...]] = []
+        self.details: list[str] = []
+
+    def add(self, manifests: dict[str, dict]) -> None:
+        """Add the artifacts of a stage, with the params and inputs in which they differ."""
+        for name, about in manifests.items():
+            facts = [counts(about["stats"]).removesuffix(" kept")]  # to fit into 80 columns
+            if "hollow" in about:
+                facts.append("hollow")
+            if name in self.pins:
+                facts.append("pinned")
+            result = ", ".join(fact for fact in facts if fact)
+            self.rows.append((name, age(about["finished"]), total(about), brief_duration(about["seconds"]), result))
+        self.details += differences(list(manifests.values()))
+
+
+def print_drafts(stage: str | None) -> None:
+    """List the unfinished drafts, of one stage or of all."""
+    from tasks.store import home
+    from tasks.store.locks import drafts
+
+    left = drafts(stage or "")
+    if not left:
+        return
+    say(f"\nUnfinished drafts in {relative(home.root() / '.partial')}; delete a directory there to discard it:")
+    rows = []
+    for draft in left:
+        state = "in progress" if draft.running else ""
+        rows.append((draft.name, age(draft.written), decimal(draft.bytes), state))
+    print_listing(("draft", "age", "size", "state"), rows)
 
 
 def print_bytes(by_stage: dict[str, int], numbers: Counter) -> None:
     """Print the bytes on disk and the number of artifacts of each stage, and of all."""
     rows = [(name, f"{numbers[name]:,}", decimal(size)) for name, size in by_stage.items()]
-    rows += [("all", f"{numbers.total():,}", decimal(sum(by_stage.values())))] * (len(rows) > 1)
+    if len(rows) > 1:
+        rows.append(("all", f"{numbers.total():,}", decimal(sum(by_stage.values()))))
     say("")
-    print_listing(("stage", "artifacts", "on disk"), rows, [""] * len(rows))
+    print_listing(("stage", "artifacts", "on disk"), rows)
 
 
 def total(manifest: dict) -> str:
@@ -97,31 +132,18 @@ def show(
     ],
 ) -> None:
     """Print an artifact's parameters, inputs and statistics."""
-    found = called(artifact)
+    found = find_artifact(artifact)
     about = found.manifest
-    commit, when = about["environment"].get("commit", "unknown"), about["finished"]
     console.print(f"[bold]{escape(printable(found.name))}[/]  {shorten(found.path)}", soft_wrap=True)
-    facts = [
-        counts(about["stats"]),
-        f"finished {when} ({age(when)} ago)",
-        brief_duration(about["seconds"]),
-        total(about),
-    ]
-    say(", ".join([*filter(None, facts), f"commit {commit}"]))
-    if said := about_stops(about["stats"]):
-        say(said)
-    if dropped := about.get("hollow"):
-        was = decimal(sum(file["bytes"] for file in about["files"] if file["path"] in set(dropped)))
-        say(
-            f"hollow: {counted(len(dropped), 'file')} with {was} were dropped; a stage that needs them makes them again"
-        )
+    print_facts(about)
     for title in ("params", "inputs"):
         console.print(f"\n[bold]{title}[/]")
         for name, value in flat(about[title]).items():
             say(printable(f"  {name}: {value}"))
     stats = dict(about["stats"])
     rows = stats.pop("table", [])
-    shown = shortened(stats, {str(next(iter(row.values()))) for row in rows})
+    row_names = {str(next(iter(row.values()))) for row in rows}
+    shown = abridge(stats, row_names)
     console.print("\n[bold]stats[/]")
     say(json.dumps(shown, indent=2))
     print_rows(rows[:MOST_ROWS])
@@ -131,18 +153,47 @@ def show(
         console.print(f"\nAll statistics: {shorten(found.path)}/stats.json", soft_wrap=True, highlight=False)
 
 
-def shortened(value: Any, rows: set[str]) -> Any:
-    """Statistics without the numbers that the table shows by row, but for the row `all`; of many names, the first."""
+def print_facts(about: dict) -> None:
+    """Print the main result of an artifact, when and how it was made, and whether something is missing."""
+    when = about["finished"]
+    facts = [
+        counts(about["stats"]),
+        f"finished {when} ({age(when)} ago)",
+        brief_duration(about["seconds"]),
+        total(about),
+        f"commit {about['environment'].get('commit', 'unknown')}",
+    ]
+    say(", ".join(fact for fact in facts if fact))
+    stops = about_stops(about["stats"])
+    if stops:
+        say(stops)
+    dropped = about.get("hollow", ())
+    if dropped:
+        size = decimal(sum(file["bytes"] for file in about["files"] if file["path"] in dropped))
+        say(
+            f"hollow: {counted(len(dropped), 'file')} with {size} were dropped; they are rebuilt when a stage needs "
+            "them"
+        )
+
+
+def abridge(value: Any, rows: set[str]) -> Any:
+    """Statistics without the numbers that the table shows by row, except those of the row `all`.
+
+    Of many names, only the first are left.
+    """
     if not isinstance(value, dict):
         return value
     shown = {}
     for name, inner in list(value.items())[:MOST_ROWS]:
-        if not isinstance(inner, dict) or not inner or not set(inner) <= rows:
-            shown[name] = shortened(inner, rows)
+        is_in_table = isinstance(inner, dict) and inner and set(inner) <= rows
+        if not is_in_table:
+            shown[name] = abridge(inner, rows)
         elif "all" in inner and name != "by_source":
             shown[name] = {"all": inner["all"]}
     left = len(value) - MOST_ROWS
-    return shown | ({"…": f"{left:,} more"} if left > 0 else {})
+    if left > 0:
+        shown["…"] = f"{left:,} more"
+    return shown
 
 
 def brief(value: str) -> str:
@@ -151,11 +202,18 @@ def brief(value: str) -> str:
 
 
 def differences(manifests: list[dict]) -> list[str]:
-    """For each artifact of a stage, the params and inputs that differ between them."""
-    values = [flat(m["params"]) | {f"from {k}": v for k, v in flat(m["inputs"]).items()} for m in manifests]
-    every = dict.fromkeys(name for own in values for name in own)
-    names = [name for name in every if len({own.get(name) for own in values}) > 1]
-    return [printable(", ".join(f"{name}={brief(own[name])}" for name in names if name in own)) for own in values]
+    """For each artifact of a stage, the params and inputs in which they differ."""
+    every = []
+    for manifest in manifests:
+        inputs = flat(manifest["inputs"])
+        every.append(flat(manifest["params"]) | {f"from {name}": value for name, value in inputs.items()})
+    names = dict.fromkeys(name for values in every for name in values)
+    differing = [name for name in names if len({values.get(name) for values in every}) > 1]
+    texts = []
+    for values in every:
+        own = [f"{name}={brief(values[name])}" for name in differing if name in values]
+        texts.append(printable(", ".join(own)))
+    return texts
 
 
 def diff(
