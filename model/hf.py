@@ -1,7 +1,7 @@
-"""cram's models in transformers: after `import model.hf`, its Auto classes, pipelines, Trainer and PEFT take them.
+"""cram's models in transformers: after `import model.hf`, its Auto classes, pipelines, Trainer and PEFT accept them.
 
 A layout that transformers implements is saved as that model and needs nothing from this file. The others have the
-model_type "cram". This file and layers.py are all that their classes need, so both can travel with a model.
+model_type "cram". Their classes need only this file and layers.py, so both can be published with a model.
 Shapes: B sequences, S tokens each, D hidden, E embedding, N heads, H = D / N, V vocabulary entries, L labels.
 """
 
@@ -39,7 +39,7 @@ class CramConfig(transformers.PreTrainedConfig):
 
     `model.settings.Architecture` describes the layout's fields. `classifier_pooling`: what a head for sequences reads,
     see `model.settings.Finetuning`. `dropout`: in training, after the embedding and the branches, on attention weights
-    and in classifiers. `cram`: what only cram reads. Raises ValueError for fields that don't fit together.
+    and in classifiers. `cram`: fields that only cram reads. Raises ValueError for fields that don't fit together.
     """
 
     model_type = "cram"
@@ -82,9 +82,9 @@ class CramConfig(transformers.PreTrainedConfig):
     cram: dict | None = None
 
     def validate_architecture(self) -> None:
-        """Part of `@strict`-powered validation: what would be ignored or computed otherwise than it says."""
+        """Part of `@strict`-powered validation: refuse fields that the model would ignore or couldn't follow."""
         super().validate_architecture()
-        wrong = {
+        is_wrong = {
             "num_attention_heads": self.hidden % self.heads,
             "positions": self.positions == "rotary" and self.hidden // self.heads % 2,
             "norm_bias": self.norm == "rmsnorm" and self.norm_bias,
@@ -92,8 +92,9 @@ class CramConfig(transformers.PreTrainedConfig):
             "convolution": self.convolution and self.convolution % 2 == 0,
             "funnel": 2 * self.funnel + 1 > self.layers or self.max_position_embeddings % 2**self.funnel,
         }
-        if names := [f"{name} {getattr(self, name)}" for name, holds in wrong.items() if holds]:
-            raise ValueError(f"{', '.join(names)} does not fit the other fields; see model.settings.Architecture")
+        wrong = [f"{name} {getattr(self, name)}" for name in is_wrong if is_wrong[name]]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} does not fit the other fields; see model.settings.Architecture")
 
 
 class CramAttention(Attention):
@@ -102,14 +103,17 @@ class CramAttention(Attention):
     is_causal = False
 
     def forward(self, x: Tensor, mask: Maybe, position_ids: Maybe, **kwargs: Any) -> tuple[Tensor, Maybe]:
-        """(B, S, D) to (B, S, D), and the weights (B, N, S, S) if the implementation gives any."""
-        shape = (*x.shape[:2], 1, self.heads, -1)
-        query, key, value = (part(x).view(shape) for part in (self.query, self.key, self.value))
-        query, key = self.rotate(query, position_ids), self.rotate(key, position_ids)
+        """(B, S, D) to (B, S, D), and the weights (B, N, S, S) if the implementation returns any."""
+        shape_BS1NH = (*x.shape[:2], 1, self.heads, -1)
+        query = self.rotate(self.query(x).view(shape_BS1NH), position_ids)
+        key = self.rotate(self.key(x).view(shape_BS1NH), position_ids)
+        value = self.value(x).view(shape_BS1NH)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.sizes._attn_implementation, eager_attention_forward)
         states, weights = attend(
             self,
-            *(part.squeeze(2).transpose(1, 2) for part in (query, key, value)),
+            query.squeeze(2).transpose(1, 2),  # (B, N, S, H)
+            key.squeeze(2).transpose(1, 2),
+            value.squeeze(2).transpose(1, 2),
             mask,
             scaling=query.shape[-1] ** -0.5,
             dropout=self.sizes.dropout if self.training else 0.0,
@@ -128,7 +132,8 @@ class CramBlock(GradientCheckpointingLayer, Block):
     def forward(self, x: Tensor, mask: Maybe, seen: Maybe, position_ids: Maybe, **kwargs: Any) -> Tensor:
         """(B, S, D) to (B, S, D). `seen` (B, S): True for tokens that others see; None: all."""
         x = self.mix(x, seen)
-        return self.combine(x, self.attention(self.norm_input(x), mask, position_ids, **kwargs)[0])
+        attended, _ = self.attention(self.norm_input(x), mask, position_ids, **kwargs)
+        return self.combine(x, attended)
 
 
 class CramPreTrainedModel(transformers.PreTrainedModel):
@@ -152,12 +157,14 @@ class CramPreTrainedModel(transformers.PreTrainedModel):
 
     def seen(self, input_ids: Maybe, attention_mask: Maybe) -> Maybe:
         """(B, S): True for the tokens that others see; without a mask, those that are not [PAD]; None: all."""
-        if attention_mask is None:
-            pad = -1 if self.config.pad_token_id is None else self.config.pad_token_id
-            return None if input_ids is None else input_ids != pad
-        if attention_mask.dim() != 2:
-            raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}; expected (B, S)")
-        return attention_mask.bool()
+        if attention_mask is not None:
+            if attention_mask.dim() != 2:
+                raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}; expected (B, S)")
+            return attention_mask.bool()
+        if input_ids is None:
+            return None
+        pad = -1 if self.config.pad_token_id is None else self.config.pad_token_id
+        return input_ids != pad
 
 
 class CramModel(CramPreTrainedModel):
@@ -187,15 +194,17 @@ class CramModel(CramPreTrainedModel):
     ) -> modeling_outputs.BaseModelOutputWithPooling:  # fmt: skip
         """(B, S) token ids, or embeddings of words (B, S, E), to last_hidden_state (B, S, D) and pooler_output (B, D).
 
-        attention_mask  (B, S): 0 for padding; without it, [PAD] is padding. A row of padding alone has states of zero
+        attention_mask  (B, S): 0 for padding; without it, [PAD] is padding. A row of only padding has states of zero
         token_type_ids  ignored, with a warning unless they are zero, as the model has no types
         position_ids    (B, S), less than max_position_embeddings; by default in order
-        The pooler_output is the state of the first token, or with classifier_pooling "mean" the mean, "compare" None.
-        Where a funnel shortens the sequence, hidden_states are shorter too. Raises ValueError for too many tokens.
+        The pooler_output is the state of the first token; with classifier_pooling "mean" it is the mean of the states,
+        and with "compare" None. Where a funnel shortens the sequence, hidden_states are shorter too. Raises ValueError
+        for too many tokens.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give either input_ids or inputs_embeds")
-        S, longest = (inputs_embeds if input_ids is None else input_ids).shape[1], self.config.max_position_embeddings
+            raise ValueError("Pass either input_ids or inputs_embeds")
+        S = (inputs_embeds if input_ids is None else input_ids).shape[1]
+        longest = self.config.max_position_embeddings
         if longest < S:
             raise ValueError(f"The inputs have {S} tokens; the model takes {longest}")
         if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
@@ -203,40 +212,55 @@ class CramModel(CramPreTrainedModel):
         seen = self.seen(input_ids, attention_mask)
         x = self.dropout(self.embedding(input_ids, inputs_embeds, position_ids))
         x = self.norm(self.encode(x, seen, position_ids, **kwargs))[:, :S]
-        if seen is not None:  # zeros where no token is, and no gradient, which could overflow there
+        if seen is not None:  # rows without a token become zeros, without a gradient, which could overflow there
             x = x.masked_fill(~seen.any(dim=1)[:, None, None], 0.0)
         pooling = self.config.classifier_pooling
-        pooled = None if pooling == "compare" else layers.pool(x, seen, pooling)  # two texts: see the classifier
+        pooled = None  # the classifier compares the two texts itself
+        if pooling != "compare":
+            pooled = layers.pool(x, seen, pooling)
         return modeling_outputs.BaseModelOutputWithPooling(x, pooled)
 
     def encode(self, x: Tensor, seen: Maybe, position_ids: Maybe, **kwargs: Any) -> Tensor:
         """Embedded tokens (B, S, D) to states, of which there may be more: as many as the funnel can halve."""
-        if missing := -x.shape[1] % 2**self.config.funnel:
-            seen = F.pad(x.new_ones(x.shape[:2], dtype=torch.bool) if seen is None else seen, (0, missing))
-            x = F.pad(x, (0, 0, 0, missing))
-            position_ids = None if position_ids is None else F.pad(position_ids, (0, missing))
-        mask, longer = self.mask(x, seen), []  # type: ignore[var-annotated]
+        x, seen, position_ids = self.lengthen(x, seen, position_ids)
+        mask = self.mask(x, seen)
+        longer: list[tuple] = []  # what each halving shortened
         for index, times in enumerate(layers.halvings(self.config)):
             if times > len(longer):
                 longer.append((x, seen, mask, position_ids))
                 x, seen = layers.halve(x, seen)
-                mask, position_ids = self.mask(x, seen), None if position_ids is None else position_ids[:, ::2] // 2
+                mask = self.mask(x, seen)
+                if position_ids is not None:
+                    position_ids = position_ids[:, ::2] // 2
             elif times < len(longer):
                 before, seen, mask, position_ids = longer.pop()
                 x = before + x.repeat_interleave(2, dim=1)
-            x = self.blocks[index % len(self.blocks)](x, mask, seen, position_ids, **kwargs)
+            block = self.blocks[index % len(self.blocks)]
+            x = block(x, mask, seen, position_ids, **kwargs)
         return x
 
+    def lengthen(self, x: Tensor, seen: Maybe, position_ids: Maybe) -> tuple[Tensor, Maybe, Maybe]:
+        """The same with padding behind it, up to a length that the funnel can halve."""
+        missing = -x.shape[1] % 2**self.config.funnel
+        if missing == 0:
+            return x, seen, position_ids
+        if seen is None:
+            seen = x.new_ones(x.shape[:2], dtype=torch.bool)
+        if position_ids is not None:
+            position_ids = F.pad(position_ids, (0, missing))
+        return F.pad(x, (0, 0, 0, missing)), F.pad(seen, (0, missing)), position_ids
+
     def mask(self, x: Tensor, seen: Maybe) -> Maybe:
-        """What attention gets as its mask; a row of padding alone sees all of it, since a softmax needs some."""
-        seen = None if seen is None else seen | ~seen.any(dim=1, keepdim=True)
+        """The mask for attention; a row of only padding sees all of it, since a softmax needs something to see."""
+        if seen is not None:
+            seen = seen | ~seen.any(dim=1, keepdim=True)
         return create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=seen)
 
 
 class CramScorer(CramPreTrainedModel):
     """Base of the models below: scores, and a loss if there are labels."""
 
-    head_scores: int | None = None  # of a state; None: as many as labels
+    head_scores: int | None = None  # number of scores of a state; None: as many as labels
 
     def __init__(self, config: CramConfig) -> None:
         super().__init__(config)
@@ -247,7 +271,8 @@ class CramScorer(CramPreTrainedModel):
 
     def add_head(self, config: CramConfig, parts: int = 1) -> None:
         """Add the paper's head on `parts` states beside each other."""
-        inputs, scores = parts * config.hidden, self.head_scores or config.num_labels
+        inputs = parts * config.hidden
+        scores = self.head_scores or config.num_labels
         self.classifier = layers.ClassifierHead(inputs, scores, nn.Dropout(config.dropout), HEAD_WIDTH)
 
     @can_return_tuple
@@ -255,16 +280,18 @@ class CramScorer(CramPreTrainedModel):
         self, input_ids: Maybe = None, attention_mask: Maybe = None, token_type_ids: Maybe = None,
         position_ids: Maybe = None, inputs_embeds: Maybe = None, labels: Maybe = None, **kwargs: Any,
     ) -> Scores:  # fmt: skip
-        """(B, S) token ids, or see `CramModel.forward`, to logits, see `scores`; with labels the mean loss in nats.
+        """(B, S) token ids, or the inputs of `CramModel.forward`, to the logits of `scores`.
 
-        Labels are (B, S) for scores of tokens, -100 to ignore one, or (B,) or (B, L), by `problem_type`.
+        With labels, also the mean loss in nats. Labels are (B, S) for scores of tokens, -100 to ignore one, or (B,) or
+        (B, L), by `problem_type`.
         """
         given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.bert(*given, **kwargs, return_dict=True)
-        logits, loss = self.scores(outputs, input_ids, attention_mask), None
+        logits = self.scores(outputs, input_ids, attention_mask)
+        loss = None
         if labels is not None:
-            about = {"config": self.config, "vocab_size": self.config.vocab_size}
-            loss = self.loss_function(logits=logits, pooled_logits=logits, labels=labels, **about, **kwargs)
+            sizes = {"config": self.config, "vocab_size": self.config.vocab_size}
+            loss = self.loss_function(logits=logits, pooled_logits=logits, labels=labels, **sizes, **kwargs)
         return self.output(loss, logits, outputs.hidden_states, outputs.attentions)
 
     def scores(self, outputs: ModelOutput, input_ids: Maybe, attention_mask: Maybe) -> Tensor:
@@ -280,7 +307,7 @@ class CramForMaskedLM(CramScorer):
     _keys_to_ignore_on_load_unexpected = None
 
     def add_head(self, config: CramConfig) -> None:
-        """Add the vocabulary head, whose decoder is a layer even if its weights are the embedding's."""
+        """Add the vocabulary head, whose decoder is a layer of its own even if it shares the embedding's weights."""
         self.head = Head(config, config.vocab_size)
         self.head.decoder = nn.Linear(config.embedding or config.hidden, config.vocab_size, bias=False)
 
@@ -299,7 +326,8 @@ class CramForMaskedLM(CramScorer):
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize embedding, decoder and the vocabulary head's bias, of which new entries are zero."""
-        embedding, bias = super().resize_token_embeddings(*args, **kwargs), self.head.bias
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        bias = self.head.bias
         if bias is not None:
             bias.data = F.pad(bias.data, (0, len(embedding.weight) - len(bias)))
         return embedding
@@ -320,13 +348,17 @@ class CramForSequenceClassification(CramScorer):
         if self.config.classifier_pooling != "compare":
             return self.classifier(outputs.pooler_output)
         if input_ids is None:
-            raise ValueError("This model compares two texts, which it finds by [SEP]; give input_ids")
-        seen, ends = self.seen(input_ids, attention_mask), input_ids == self.config.sep_token_id
-        if not torch.compiler.is_compiling() and (count := int(((ends & seen).sum(dim=1) < 2).sum())):
-            raise ValueError(
-                f"{count} of {len(input_ids)} inputs have fewer than two [SEP], but this model compares two texts. "
-                "Give the tokenizer both: tokenizer(first, second)."
-            )
+            raise ValueError("This model compares two texts, which it finds by [SEP]; pass input_ids")
+        seen = self.seen(input_ids, attention_mask)
+        ends = input_ids == self.config.sep_token_id
+        if not torch.compiler.is_compiling():
+            texts_B = (ends & seen).sum(dim=1)
+            single = int((texts_B < 2).sum())
+            if single:
+                raise ValueError(
+                    f"{single} of {len(input_ids)} inputs have fewer than two [SEP], but this model compares two "
+                    "texts. Pass both to the tokenizer: tokenizer(first, second)."
+                )
         return self.classifier(layers.compare_texts(outputs.last_hidden_state, seen, ends))
 
 
@@ -343,10 +375,11 @@ class CramForMultipleChoice(CramForSequenceClassification):
         """(B, choices, S) token ids to logits (B, choices); with labels (B,) the mean cross-entropy in nats."""
         given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         flat = (None if part is None else part.flatten(0, 1) for part in given)
-        found = super().forward(*flat, **kwargs | {"return_dict": True})
-        logits = found.logits.view(-1, (inputs_embeds if input_ids is None else input_ids).shape[1])
+        outputs = super().forward(*flat, **kwargs | {"return_dict": True})
+        choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
+        logits = outputs.logits.view(-1, choices)
         loss = None if labels is None else F.cross_entropy(logits, labels)
-        return modeling_outputs.MultipleChoiceModelOutput(loss, logits, found.hidden_states, found.attentions)
+        return modeling_outputs.MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class CramForTokenClassification(CramScorer):
@@ -369,11 +402,14 @@ class CramForQuestionAnswering(CramForTokenClassification):
     ) -> modeling_outputs.QuestionAnsweringModelOutput:  # fmt: skip
         """(B, S) token ids to start_logits and end_logits (B, S); with positions (B,) their mean loss in nats."""
         given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        found, loss = super().forward(*given, **kwargs | {"return_dict": True}), None
-        start, end = found.logits.unbind(dim=-1)
+        outputs = super().forward(*given, **kwargs | {"return_dict": True})
+        start, end = outputs.logits.unbind(dim=-1)
+        loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start, end, start_positions, end_positions, **kwargs)
-        return modeling_outputs.QuestionAnsweringModelOutput(loss, start, end, found.hidden_states, found.attentions)
+        return modeling_outputs.QuestionAnsweringModelOutput(
+            loss, start, end, outputs.hidden_states, outputs.attentions
+        )
 
 
 transformers.AutoConfig.register("cram", CramConfig, exist_ok=True)
