@@ -17,7 +17,7 @@ from conftest import roughen, store_of_its_own, toy_model, toy_tokens
 from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
-from flows.cli import export as module
+from flows.cli import export as commands
 from flows.cli.main import app
 from flows.cli.run import print_blanks
 from model import export
@@ -29,6 +29,7 @@ from tasks import adopt
 from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
 from tasks.report import Report, report
+from tasks.reports.model_folder import auto_map
 from tasks.store.artifacts import HELDOUT_TEXT, Artifact, artifacts_of
 
 LAYOUT = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 96}  # transformers doesn't have it
@@ -134,7 +135,7 @@ def test_a_model_is_named_by_its_key_or_the_start_of_one(made, tmp_path: Path):
     shutil.copytree(made["pretrain"].path, other := tmp_path / "other")
     (other / "stage.json").unlink()
     for wrong, said in {"report/latest": "stage report", made["report"].key: "No complete", "": "two stages",
-                        str(other): "no artifact"}.items():  # fmt: skip
+                        str(other): "stage.json"}.items():  # fmt: skip
         with pytest.raises(InputError, match=said):
             exported(wrong, tmp_path / "c")
 
@@ -217,7 +218,7 @@ def test_without_code_the_card_asks_for_cram_and_transformers_says_plainly_that_
 def test_the_code_that_travels_has_a_class_for_every_auto_class_that_knows_one(transformers):
     from model import hf
 
-    found = module.auto_map(with_code=True)["auto_map"]
+    found = auto_map()["auto_map"]
     for name in [name for name in dir(transformers) if name.startswith(("AutoModel", "AutoConfig"))]:
         mapping = getattr(getattr(transformers, name), "_model_mapping", {})
         known = mapping[hf.CramConfig].__name__ if hf.CramConfig in mapping else None
@@ -272,7 +273,7 @@ def test_an_export_that_fails_leaves_nothing(made, tmp_path: Path, monkeypatch, 
 
     monkeypatch.setattr(shutil, "copyfile", fails)
     with pytest.raises(InputError if isinstance(error, OSError) else KeyboardInterrupt) as raised:
-        module.export(made["pretrain"].name, out)
+        commands.export(made["pretrain"].name, out)
     assert "No space left" in str(raised.value) or not isinstance(error, OSError)
     assert len(copies) == 2
     assert os.listdir(out.parent) == (["out"] if empty else [])
