@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from flows.cli import predict
-from flows.cli.predict import model_folder
+from flows.cli.pipelines import model_folder
 from model import export
 from model.bert import Bert
 from model.errors import InputError
@@ -264,7 +264,7 @@ def test_a_number_has_its_digits_whatever_its_scale(tmp_path: Path):
     assert float(line) == pytest.approx(expected, rel=1e-3)
     [line], _ = run("predict", tmp_path / "model", "--json", given="some bread")
     assert json.loads(line)["label"] == pytest.approx(expected, rel=1e-6)
-    assert predict.labelled({"label": 1234567.0}, False, False) == "1234567.0000"
+    assert predict.as_line({"label": 1234567.0}, False, False) == "1234567.0000"
 
 
 def test_an_answer_is_on_the_line_of_its_text_with_line_ends_of_unix_and_windows(tmp_path: Path):
@@ -391,11 +391,11 @@ def test_an_artifact_of_another_stage_is_not_said_to_be_absent(name: str):
 def test_a_line_has_what_was_asked_for_and_nothing_that_controls_the_terminal():
     answer = {"label": "\x1b[2Jgood\t", "probability": 1.0, "probabilities": {"\x9b": 1.0}}
     plain = "\\u001b[2Jgood\\u0009\t1.0000"
-    assert predict.labelled(dict(answer), False, False) == plain
-    assert predict.labelled(dict(answer), True, False) == f"{plain}\t\\u009b=1.0000"
-    assert json.loads(predict.labelled(dict(answer), True, True)) == answer
-    assert predict.labelled(dict(answer), True, True).isprintable()
-    assert predict.labelled({"label": 0.5}, False, False) == "0.5000", "a score of STS-B"
+    assert predict.as_line(dict(answer), False, False) == plain
+    assert predict.as_line(dict(answer), True, False) == f"{plain}\t\\u009b=1.0000"
+    assert json.loads(predict.as_line(dict(answer), True, True)) == answer
+    assert predict.as_line(dict(answer), True, True).isprintable()
+    assert predict.as_line({"label": 0.5}, False, False) == "0.5000", "a score of STS-B"
 
 
 def test_what_is_no_file_or_no_model_of_that_kind_is_refused(store: Path, tmp_path: Path):
@@ -409,13 +409,13 @@ def test_what_is_no_file_or_no_model_of_that_kind_is_refused(store: Path, tmp_pa
         (["predict", "x" * 5000], "xxx"),
         (["predict", ""], "''"),
         (["predict", "unkept"], "mnli (mnli), sst2 (sst2), stsb (stsb)"),
-        (["predict", empty], "holds no model"),
+        (["predict", empty], "can't be opened"),
         (["predict", manifest(tmp_path / "report", "report")], "stage report"),
         (["predict", pretraining], "stage pretrain"),
         (["predict", without_manifest(pretraining, tmp_path / "bare")], "its head is MaskedLM"),
         (["predict", "stsb", "--scores"], "--scores"),
         *((["predict", "sst2", file], repr(file)) for file in ("", "gone.txt", "/")),
-        (["fill", "[MASK]", "--model", empty], "holds no model"),
+        (["fill", "[MASK]", "--model", empty], "can't be opened"),
         (["fill", "[MASK]", "--model", finetuning], "stage finetune"),
         (
             ["fill", "[MASK]", "--model", without_manifest(finetuning, tmp_path / "tuned")],
@@ -593,9 +593,7 @@ def test_tokens_that_were_added_are_read_and_rows_without_a_token_are_never_fill
     assert export.load(folder).vocabulary == entries + 7
     model.resize_token_embeddings(entries - 1)
     model.save_pretrained(folder)
-    assert (
-        f"a tokenizer of {entries} entries, but a model of {entries - 1}" in run("fill", "[MASK]", "--model", folder)[1]
-    )
+    assert f"{entries} entries, but the model only {entries - 1}" in run("fill", "[MASK]", "--model", folder)[1]
 
 
 def test_special_tokens_of_a_user_are_read_as_such(tmp_path: Path, transformers):
@@ -646,7 +644,7 @@ def test_what_is_not_the_whole_of_a_model_to_open_is_refused(tmp_path: Path, tra
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
-    assert "adapter of PEFT alone; merge it" in run("predict", adapter, given="a map")[1]
+    assert "adapter of PEFT; merge it" in run("predict", adapter, given="a map")[1]
 
 
 @pytest.mark.parametrize(

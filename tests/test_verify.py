@@ -159,7 +159,7 @@ def test_cards_and_pictures_that_were_changed_are_listed_but_make_nothing_run_an
     result = cram("verify")
     assert result.exit_code == 1
     assert all(f"{pretrained.name}: {name} " in result.stdout for name in ("README.md", "loss.png", "kept/README.md"))
-    assert "ade again" not in result.stdout.replace("nothing is made again", "")
+    assert "ebuilt" not in result.stdout.replace("nothing is rebuilt", "")
     (pretrained.path / "config.json").write_text("longer than it was")
     with_card.fn(Toy(), [])
     assert CALLS == ["pretrain", "report", "pretrain"], "any other file counts"

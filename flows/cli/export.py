@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.common import say
-from flows.cli.predict import model_folder, read_json
+from flows.cli.pipelines import model_folder, read_json
 from model.errors import InputError, Unreachable
 
 if TYPE_CHECKING:

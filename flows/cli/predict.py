@@ -5,34 +5,28 @@ import json
 import os
 import re
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
 
 import typer
 
-from flows.cli.common import stage_names
-from flows.summary import OTHER_STAGES
+from flows.cli.pipelines import Opened, model_folder, open_pipeline, print_note
 from model.errors import InputError
-from model.wording import age, counted, printable
+from model.wording import counted, printable
 
 if TYPE_CHECKING:
-    from transformers import Pipeline
-
     from model.settings import Kind
-    from tasks.store.artifacts import Artifact
 
 BATCH = 32  # lines of a file; a line that is typed or piped is answered at once
 CONTINUED = "##"  # how pieces within a word begin
-TASKS = {  # of transformers' pipelines, by the head in the name of a model's class
-    "MaskedLM": "fill-mask",
-    "SequenceClassification": "text-classification",
-    "TokenClassification": "token-classification",
-}
+LIKELY = 0.5  # probability from which on one of several labels is given
+FIELDS = ("text", "text_pair")  # of a line, as transformers names them
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+
+
+# Labels
 
 
 def predict(
@@ -58,23 +52,173 @@ def predict(
 ) -> None:
     """Label texts with a finetuned model. Prints one line per text: label and probability, or a regression's number.
 
-    With several labels per text, those of probability 0.5 or more; for a task on tokens, the entities with theirs.
+    If a text may have several labels, those with a probability of at least 0.5; for a task on tokens, the entities.
     """
-    from model import export
+    source = open_input(file)
+    labeller = Labeller(model_folder("finetune", model))
+    if scores and labeller.kind in ("regression", "tokens"):
+        raise InputError(
+            f"{model} has no probabilities for a text's classes: its kind is {labeller.kind}. Omit --scores."
+        )
+    batch = BATCH if os.path.isfile(file) else 1
+    for answer in labeller.answers(read_lines(source), batch):
+        write([as_line(answer, scores, as_json)])
+    for doubt, count in labeller.doubts.items():
+        if count:
+            print_note(f"{counted(count, 'line')} {doubt}.")
 
-    source, folder, doubts = opened(file), model_folder("finetune", model), Counter()
-    classify = open_pipeline(folder, "text-classification", "token-classification")
-    config, kinds = classify.model.config, {problem: kind for kind, problem in export.PROBLEMS.items()}
-    kind = kinds.get(config.problem_type, "classes" if config.num_labels > 1 else "regression")
-    kind = "tokens" if classify.task == "token-classification" else kind
-    if kind == "regression" and config.num_labels > 1:
-        raise InputError(f"{folder} predicts {config.num_labels} numbers of a text; expected one.")
-    if scores and kind in ("regression", "tokens"):
-        raise InputError(f"{model} gives no probabilities of a text's classes: its kind is {kind}. Omit --scores.")
-    for answer in answers(classify, kind, lines_of(source), BATCH if os.path.isfile(file) else 1, doubts):
-        write([labelled(answer, scores, as_json)])
-    for doubt, count in (+doubts).items():  # those above 0
-        tell(f"{counted(count, 'line')} {doubt}.")
+
+class Line(NamedTuple):
+    """A line of the input, with the texts in it; an empty line has none."""
+
+    number: int
+    texts: list[str]
+
+    def inputs(self) -> dict[str, str]:
+        """The texts by transformers' names."""
+        return dict(zip(FIELDS, self.texts, strict=False))
+
+
+class Labeller:
+    """A finetuned model that labels lines. `doubts` counts lines whose answers mean little."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises InputError if the folder has no classifier."""
+        self.model = open_pipeline(folder, "text-classification", "token-classification")
+        self.labels = list((self.model.config.id2label or {}).values())
+        self.kind = self._find_kind()
+        if self.kind == "regression" and len(self.labels) > 1:
+            raise InputError(f"{folder} predicts {len(self.labels)} numbers for a text; expected one.")
+        # the number of texts in a line; None: that of the first line decides
+        self.texts: int | None = 1 if self.kind == "tokens" else self.model.about.get("texts")
+        self.doubts: Counter[str] = Counter()
+
+    def _find_kind(self) -> "Kind":
+        from model import export
+
+        if self.model.task == "token-classification":
+            return "tokens"
+        for kind, problem in export.PROBLEMS.items():
+            if problem == self.model.config.problem_type:
+                return kind
+        return "classes" if len(self.labels) > 1 else "regression"
+
+    def answers(self, lines: Iterator[tuple[int, str]], batch: int) -> Iterator[dict]:
+        """Yield the answers to numbered lines, in order. Raises InputError at the first line that can't be answered.
+
+        An answer has `line`, `text` (and `text_pair`), and the fields of `answer`.
+        """
+        problem = None
+        while problem is None:
+            some: list[Line] = []
+            try:
+                for number, text in itertools.islice(lines, batch):
+                    some.append(self.divide(number, text))
+            except InputError as error:  # which is raised after the answers to the lines before
+                problem = error
+            if not some:
+                break
+            results = iter(self.results([line for line in some if line.texts], batch))
+            for line in some:
+                result = next(results) if line.texts else []
+                text = line.texts[0] if line.texts else ""
+                yield {"line": line.number, "text": ""} | line.inputs() | self.answer(text, result)
+        if problem is not None:
+            raise problem
+
+    def divide(self, number: int, line: str) -> Line:
+        """The texts of a line. Raises InputError unless it has as many as the lines before."""
+        if not line.strip():
+            self.doubts["without a text"] += 1
+            return Line(number, [])
+        parts = line.split("\t")
+        expected = self.texts or min(2, len(parts))
+        if len(parts) != expected or not all(part.strip() for part in parts):
+            words = "one text" if expected == 1 else "two texts, separated by one tab"
+            raise InputError(f"Line {number} has {counted(len(parts) - 1, 'tab')}; expected {words}.")
+        self.texts = expected
+        tokenizer = self.model.tokenizer
+        ids = self.model.ids(parts, add_special_tokens=False)
+        length = sum(len(each) for each in ids) + 1 + len(parts)  # with special tokens
+        self.doubts["truncated"] += length > tokenizer.model_max_length
+        self.doubts["without a known word"] += any(set(each) <= {tokenizer.unk_token_id} for each in ids)
+        return Line(number, parts)
+
+    def results(self, lines: list[Line], batch: int) -> list:
+        """What the pipeline finds in lines with texts."""
+        if not lines:
+            return []
+        if self.kind == "tokens":
+            return self.model.run([line.texts[0] for line in lines], batch_size=batch, ignore_labels=[])
+        function = {"function_to_apply": "none"} if self.kind == "regression" else {}
+        inputs = [line.inputs() for line in lines]
+        return self.model.run(inputs, batch_size=batch, top_k=None, truncation=True, **function)
+
+    def answer(self, text: str, result: list[dict]) -> dict:
+        """The fields of an answer, from what the pipeline found in a text; nothing in an empty one.
+
+        `label` is a class, with its `probability`, or a regression's number; None for an empty text. `labels` are
+        several, with their probabilities. Both have `probabilities` of all classes. `entities`: see there.
+        """
+        if self.kind == "tokens":
+            return {"entities": self.entities(text, result)}
+        if self.kind == "regression":
+            # as many digits as fp32 has
+            return {"label": float(f"{result[0]['score']:.7g}") if result else None}
+        shares = {one["label"]: round(one["score"], 6) for one in result}
+        probabilities = {label: shares[label] for label in self.labels} if result else {}
+        if self.kind == "multilabel":
+            likely = {name: share for name, share in shares.items() if share >= LIKELY}
+            return {"labels": likely, "probabilities": probabilities}
+        if not result:
+            return {"label": None}
+        best = result[0]["label"]
+        return {"label": best, "probability": shares[best], "probabilities": probabilities}
+
+    def entities(self, text: str, pieces: list[dict]) -> list[dict]:
+        """The entities in a text, from the pieces of its words: `start`, `end`, `word`, `label`, `probability` of each.
+
+        Spans are those that a score counts (`tasks/glue/tags.py`); their probability is the mean over their words.
+        Labels that mark no spans, such as parts of speech, are those of single words.
+        """
+        import numpy as np
+
+        from tasks.glue.tags import OUTSIDE, Span, mark_spans, spans_of
+
+        words = join_pieces(pieces)
+        tags = [word["entity"] for word in words]
+        if mark_spans(self.labels):
+            spans = spans_of(tags)
+        else:
+            spans = [Span(place, place + 1, tag) for place, tag in enumerate(tags) if tag != OUTSIDE]
+        entities = []
+        for span in spans:
+            of_span = words[span.start : span.stop]
+            start = of_span[0]["start"]
+            end = of_span[-1]["end"]
+            share = float(np.mean([word["score"] for word in of_span]))
+            about = {"word": text[start:end], "label": span.name, "probability": round(share, 6)}
+            entities.append({"start": start, "end": end} | about)
+        return entities
+
+
+def join_pieces(pieces: list[dict]) -> list[dict]:
+    """The words of a text from their pieces; the tag of a word is that of its first piece.
+
+    transformers' own way to this, "first", recognizes a piece by its length in the text, which the normaliser may
+    change: `it’s` would belong to the word before.
+    """
+    words: list[dict] = []
+    for piece in pieces:
+        is_shortened = len(piece["word"]) != piece["end"] - piece["start"]  # by the marks of a further piece
+        if words and piece["word"].startswith(CONTINUED) and is_shortened:
+            words[-1]["end"] = piece["end"]
+        else:
+            words.append(dict(piece))
+    return words
+
+
+# Masks
 
 
 def fill(
@@ -95,272 +239,73 @@ def fill(
     as_json: JSON = False,
 ) -> None:
     """Predict the token at each [MASK]. Prints one line per [MASK]: the most likely tokens with their probabilities."""
-    filler = open_pipeline(model_folder("pretrain", model), "fill-mask")
-    lines = ((f"Line {number}", line) for number, line in lines_of(opened("-"))) if text == "-" else [("TEXT", text)]
-    for where, masked in lines:
-        if masked.strip():
-            masks = filled(filler, masked, top, where)
-            tokens = [[{"token": token, "probability": round(share, 6)} for token, share in mask] for mask in masks]
-            plain = ["\t".join(f"{printable(token)} {share:.4f}" for token, share in mask) for mask in masks]
-            write([as_object({"text": masked, "masks": tokens})] if as_json else plain)
-
-
-def named_model(stage: str, name: str, kept: "list[Artifact]") -> "Artifact":
-    """The artifact called `name`: [STAGE/]KEY, the start of a key, `latest`, or, of the `kept` models, a task's newest.
-
-    It may be of another stage, if that is named. Raises InputError for other names, and for `latest` if several tasks
-    have models.
-    """
-    from tasks.store.artifacts import LATEST, find
-
-    given, slash, key = name.rpartition("/")
-    if slash and given not in (*stage_names(), *OTHER_STAGES):
-        raise InputError(f"There is no folder {name!r}. Give a folder with a model, {stage}/KEY, a key, or `latest`.")
-    if given not in ("", stage):
-        return find(given, key)
-    newest = {artifact.manifest["params"].get("task"): artifact for artifact in kept}
-    if key in newest:
-        return newest[key]
-    if key == LATEST and len(newest) > 1:
-        listed = ", ".join(f"{task} ({artifact.name})" for task, artifact in newest.items())
-        raise InputError(f"{len(newest)} tasks have models: {listed}. Give the name of a task or artifact, not {name}.")
-    return kept[-1] if key == LATEST and kept else find(stage, key)
-
-
-def model_folder(stage: str, name: str) -> Path:
-    """The folder of the model called `name`: a folder, or that of an artifact of the stage, as in `named_model`.
-
-    Raises InputError for other names, for artifacts without a model and for changed files.
-    """
-    from tasks.adopt import has_weights
-    from tasks.store.artifacts import artifacts_of
-    from tasks.store.manifests import MANIFEST, decisive_files, verify_files
-
-    kept = [artifact for artifact in artifacts_of(stage) if has_weights(artifact.path)]
-    # unlike Path.is_dir, False for names that are too long
-    folder = Path(name) if os.path.isdir(name) else named_model(stage, name, kept).path
-    about = read_json(folder / MANIFEST)
-    if about.get("stage", stage) != stage:
-        raise InputError(
-            f"{name} was made by the stage {about['stage']}; expected a model of the stage {stage}: {stage}/KEY, a "
-            f"key, or a folder. `cram ls {stage}` lists them."
-        )
-    if about and not (folder / "config.json").exists():
-        names = ", ".join(f"{a.key} ({a.manifest['params'].get('task', stage)})" for a in kept[-8:]) or "none yet"
-        raise InputError(
-            f"The model of {name} was not kept. Kept models: {names}. To keep others, run the recipe with "
-            'finetune.keep set to "first" (seed 0 of each task) or "all".'
-        )
-    if about.get("hollow") and not has_weights(folder):
-        raise InputError(
-            f"{name} is hollow: it has no weights here. Fetch them with `cram pull {stage}/{about['key']}`, or delete "
-            f"{folder}, and the next run of its recipe makes it again."
-        )
-    # A copied folder may lack what a pipeline doesn't read.
-    verify_files(folder, [file for file in decisive_files(about) if (folder / file["path"]).is_file()], name)
-    params = about.get("params", {})
-    facts = [f"{stage}/{about.get('key', folder.name)}" if about else f"folder {name}"]
-    facts += [f"{field} {params[field]}" for field in ("task", "seed") if field in params]
-    facts += [f"made {old} ago" for old in [age(about.get("finished", ""))] if old]
-    tell(f"Model: {', '.join(facts)}")
-    return folder
-
-
-def read_json(path: Path) -> dict:
-    """The JSON object in a file; empty if there is none."""
-    with suppress(OSError, ValueError, RecursionError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
-
-
-def open_pipeline(folder: Path, *tasks: str) -> "Pipeline":
-    """transformers' pipeline for one of these tasks with the model in a folder, by the head that its config.json names.
-
-    Raises InputError if the folder holds no such model, or not the whole of it.
-    """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import torch
-    import transformers
-    from huggingface_hub.errors import StrictDataclassError
-
-    from model import hf, layouts, machine  # noqa: F401, transformers has cram's layouts once hf is loaded
-    from tasks.text.tokenizer import SPECIALS, failures_named
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        saved = read_json(folder / "config.json")
-        if not saved and (folder / "adapter_config.json").exists():
-            raise ValueError("it has an adapter of PEFT alone; merge it (merge_and_unload), and save the whole model")
-        task = TASKS.get(head := layouts.head_of(saved))
-        if saved and task not in tasks:
-            raise ValueError(f"its head is {head or 'none'}; expected one for {' or '.join(tasks)}")
-        opener = getattr(transformers, f"AutoModelFor{head}")
-        model, report = opener.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        if wrong := [f"{what} {', '.join(map(str, sorted(some)))}" for what, some in report.items() if some]:
-            raise ValueError("; ".join(wrong))
-        if not (folder / "tokenizer.json").exists():  # transformers would make an empty one
-            raise ValueError("it has no tokenizer.json; copy that of the model that it was trained from")
-        with failures_named(folder):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        if len(tokenizer) > (rows := model.config.vocab_size):
-            raise ValueError(f"it has a tokenizer of {len(tokenizer):,} entries, but a model of {rows:,}")
-        # Once transformers has saved a classifier, it may have been trained on other inputs than cram's.
-        changed = "transformers_version" in saved and saved.get("classifier_pooling") != "compare"
-        model.config.cram = {} if changed else saved.get("cram") or {}
-        limits = model.config.cram.get("max_tokens"), model.config.max_position_embeddings, tokenizer.model_max_length
-        tokenizer.model_max_length = min(filter(None, limits))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, StrictDataclassError) as error:
-        reason = textwrap.shorten(str(error), 500, placeholder=" …").rstrip(".")
-        raise InputError(f"{folder} holds no model to open: {reason}.") from error
-    # A literal [SEP] in a text to classify is text, unless the model has special tokens of its user's.
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    tokenizer.split_special_tokens = task != "fill-mask" and special <= set(SPECIALS)
-    return transformers.pipeline(task, model=model, tokenizer=tokenizer, device=machine.detect().device)
-
-
-def answers(
-    classify: "Pipeline", kind: "Kind", lines: Iterator[tuple[int, str]], batch: int, doubts: Counter
-) -> Iterator[dict]:
-    """Yield the answers to numbered lines, in order. Raises InputError at the first line that can't be answered.
-
-    An answer has `line`, `text` (and `text_pair`), and what `labels` returns. `doubts` counts the lines whose answers
-    mean little.
-    """
-    problem, texts = None, 1 if kind == "tokens" else classify.model.config.cram.get("texts")
-    options = {"ignore_labels": []} if kind == "tokens" else {"top_k": None, "truncation": True}
-    options |= {"function_to_apply": "none"} if kind == "regression" else {}
-    while not problem:
-        some: list[dict] = []
-        try:
-            for number, line in itertools.islice(lines, batch):
-                parts = divided(classify, number, line, texts, doubts)
-                texts = texts or len(parts) or None
-                some.append({"line": number, "text": ""} | dict(zip(("text", "text_pair"), parts, strict=False)))
-        except InputError as error:  # which is raised after the answers to the lines before
-            problem = error
-        if not some:
-            break
-        given = [{name: one[name] for name in ("text", "text_pair") if name in one} for one in some if one["text"]]
-        inputs = [one["text"] for one in given] if kind == "tokens" else given
-        found = iter(classify(inputs, batch_size=batch, **options) if inputs else [])
-        for one in some:
-            yield one | labels(classify, kind, one["text"], next(found) if one["text"] else [])
-    if problem:
-        raise problem
-
-
-def divided(classify: "Pipeline", number: int, line: str, texts: int | None, doubts: Counter) -> list[str]:
-    """The texts of a line; none if it is empty. Raises InputError unless there are `texts` of them (None: 1 or 2)."""
-    from tasks.text.tokenizer import failures_named
-
-    if not line.strip():
-        doubts["without a text"] += 1
-        return []
-    tokenizer, parts = classify.tokenizer, line.split("\t")
-    expected = texts or min(2, len(parts))
-    if len(parts) != expected or not all(map(str.strip, parts)):
-        words = {1: "one text", 2: "two texts, separated by one tab"}[expected]
-        raise InputError(f"Line {number} has {counted(len(parts) - 1, 'tab')}; expected {words}.")
-    with failures_named(Path(classify.model.name_or_path)):
-        ids = tokenizer(parts, add_special_tokens=False).input_ids
-    doubts["truncated"] += sum(map(len, ids)) + 1 + len(parts) > tokenizer.model_max_length
-    doubts["without a known word"] += any(set(each) <= {tokenizer.unk_token_id} for each in ids)
-    return parts
-
-
-def labels(classify: "Pipeline", kind: "Kind", text: str, found: list[dict]) -> dict:
-    """What a pipeline found in a text (nothing in an empty one), as the fields of an answer.
-
-    `label` is a class, with its `probability`, or a regression's number; None for an empty text. `labels` are several,
-    with their probabilities. Both have `probabilities` of all classes. `entities`: see there.
-    """
-    if kind == "tokens":
-        return {"entities": entities(classify, text, found)}
-    shares = {each["label"]: round(each["score"], 6) for each in found}
-    probabilities = {label: shares[label] for label in classify.model.config.id2label.values() if found}
-    if kind == "multilabel":
-        likely = {name: share for name, share in shares.items() if share >= 0.5}
-        return {"labels": likely, "probabilities": probabilities}
-    if kind == "regression" or not found:
-        return {"label": float(f"{found[0]['score']:.7g}") if found else None}  # as many digits as fp32 has
-    best = found[0]["label"]
-    return {"label": best, "probability": shares[best], "probabilities": probabilities}
-
-
-def entities(classify: "Pipeline", text: str, found: list[dict]) -> list[dict]:
-    """The entities in a text, from the pieces of its words: `start`, `end`, `word`, `label` and `probability` of each.
-
-    A word's label is that of its first piece. The pipeline's own way to this, "first", tells a piece by its length in
-    the text, which the normaliser may change: `it’s` would belong to the word before. Spans are those that a score
-    counts (`tasks/glue/tags.py`); their probability is the mean over their words. Labels that mark no spans, such as
-    parts of speech, are those of single words.
-    """
-    import numpy as np
-
-    from tasks.glue.tags import OUTSIDE, Span, mark_spans, spans_of
-
-    words: list[dict] = []
-    for piece in found:
-        name, end = piece["word"], piece["end"]
-        if words and name.startswith(CONTINUED) and len(name) != end - piece["start"]:
-            words[-1]["end"] = end
+    opened = open_pipeline(model_folder("pretrain", model), "fill-mask")
+    texts: Iterable[tuple[str, str]] = [("TEXT", text)]
+    if text == "-":
+        texts = ((f"Line {number}", line) for number, line in read_lines(open_input("-")))
+    for where, masked in texts:
+        if not masked.strip():
+            continue
+        masks = fill_masks(opened, masked, top, where)
+        if as_json:
+            rounded = [[{"token": one.token, "probability": round(one.share, 6)} for one in mask] for mask in masks]
+            write([as_object({"text": masked, "masks": rounded})])
         else:
-            words.append(dict(piece))
-    tags = [word["entity"] for word in words]
-    if mark_spans(classify.model.config.id2label.values()):
-        spans = spans_of(tags)
-    else:
-        spans = [Span(place, place + 1, tag) for place, tag in enumerate(tags) if tag != OUTSIDE]
-    answer = []
-    for span in spans:
-        of_span = words[span.start : span.stop]
-        start, end = of_span[0]["start"], of_span[-1]["end"]
-        share = float(np.mean([word["score"] for word in of_span]))
-        about = {"word": text[start:end], "label": span.name, "probability": round(share, 6)}
-        answer.append({"start": start, "end": end} | about)
-    return answer
+            write("\t".join(f"{printable(one.token)} {one.share:.4f}" for one in mask) for mask in masks)
 
 
-def filled(filler: "Pipeline", text: str, top: int, where: str) -> list[list[tuple[str, float]]]:
-    """For each [MASK], the `top` tokens with their probabilities, best first. `where`: the text's name in errors."""
-    from tasks.text.tokenizer import failures_named
+class Candidate(NamedTuple):
+    """A token that may be at a [MASK], with its probability."""
 
-    tokenizer = filler.tokenizer
+    token: str
+    share: float
+
+
+def fill_masks(opened: Opened, text: str, top: int, where: str) -> list[list[Candidate]]:
+    """For each [MASK], the `top` candidates, the most likely first. `where`: the text's name in errors."""
     check_text(text, where)
-    with failures_named(Path(filler.model.name_or_path)):
-        ids = tokenizer(text).input_ids
+    tokenizer = opened.tokenizer
+    ids = opened.ids(text)
     if tokenizer.mask_token_id not in ids:
         raise InputError(f"{where} has no [MASK]. Put [MASK], in capitals, in place of a word.")
-    if len(ids) > (longest := tokenizer.model_max_length):
+    longest = tokenizer.model_max_length
+    if len(ids) > longest:
         raise InputError(
             f"{where} has {len(ids):,} tokens with [CLS] and [SEP]; the model takes {longest}. Shorten it."
         )
-    beyond = filler.model.config.vocab_size - len(tokenizer)  # rows of the embedding that no token has
-    found = filler(text, top_k=min(top, len(tokenizer)) + beyond)
-    masks = found if isinstance(found[0], list) else [found]
-    named = [[one for one in mask if one["token"] < len(tokenizer)][:top] for mask in masks]
-    return [[(tokenizer.convert_ids_to_tokens(one["token"]), one["score"]) for one in mask] for mask in named]
+    entries = len(tokenizer)
+    without_token = opened.config.vocab_size - entries  # rows of the embedding
+    results = opened.run(text, top_k=min(top, entries) + without_token)
+    masks = results if isinstance(results[0], list) else [results]
+    filled = []
+    for mask in masks:
+        known = [one for one in mask if one["token"] < entries][:top]
+        tokens = tokenizer.convert_ids_to_tokens([one["token"] for one in known])
+        filled.append([Candidate(token, one["score"]) for token, one in zip(tokens, known, strict=True)])
+    return filled
 
 
-def opened(name: str) -> TextIO:
-    """A file, or standard input for `-`. Raises InputError if it can't be read."""
-    # its lines are those of `wc -l` and `paste`, so that answers stay beside their texts
-    reading = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": "\n"}
+# Lines
+
+
+def open_input(name: str) -> TextIO:
+    """Open a file, or standard input for `-`. Raises InputError if it can't be read."""
+    # Its lines are those of `wc -l` and `paste`, so that answers stay beside their texts.
+    encoding = "utf-8-sig"
+    errors = "surrogateescape"
     if name == "-":
-        sys.stdin.reconfigure(**reading)
+        sys.stdin.reconfigure(encoding=encoding, errors=errors, newline="\n")  # type: ignore[union-attr]
         return sys.stdin
     try:
-        return Path(name).open(**reading)
+        return Path(name).open(encoding=encoding, errors=errors, newline="\n")
     except OSError as error:
         raise InputError(f"{name!r} can't be read: {error.strerror}. Expected a file of texts.") from error
 
 
-def lines_of(file: TextIO) -> Iterator[tuple[int, str]]:
+def read_lines(file: TextIO) -> Iterator[tuple[int, str]]:
     """The lines of a file as they arrive, numbered from 1, without line ends. Raises InputError for one not in UTF-8."""
     if file.isatty():
-        tell("Enter one text per line, or two separated by a tab; end with Ctrl-D.")
+        print_note("Enter one text per line, or two separated by a tab; end with Ctrl-D.")
     for number, line in enumerate(file, 1):
         check_text(line, f"Line {number}")
         yield number, line.removesuffix("\n").removesuffix("\r")
@@ -368,38 +313,43 @@ def lines_of(file: TextIO) -> Iterator[tuple[int, str]]:
 
 def check_text(text: str, where: str) -> None:
     """Raise InputError for bytes that are not UTF-8, which Python reads as surrogates."""
-    if wrong := re.search("[\ud800-\udfff]", text):
-        byte, position = ord(wrong[0]) % 0x100, len(text[: wrong.start()].encode()) + 1
-        raise InputError(f"{where} is no text in UTF-8: byte {byte:#04x} at position {position}. Convert it (`iconv`).")
+    wrong = re.search("[\ud800-\udfff]", text)
+    if wrong:
+        byte = ord(wrong[0]) % 0x100
+        position = len(text[: wrong.start()].encode()) + 1
+        raise InputError(f"{where} is not UTF-8: byte {byte:#04x} at position {position}. Convert it (`iconv`).")
 
 
-def labelled(answer: dict, scores: bool, as_json: bool) -> str:
+def as_line(answer: dict, scores: bool, as_json: bool) -> str:
     """An answer as a line of output."""
     probabilities = answer.pop("probabilities", {})
     if as_json:
-        return as_object(answer | ({"probabilities": probabilities} if scores else {}))
-    every = [f"{printable(name)}={share:.4f}" for name, share in probabilities.items()] if scores else []
+        return as_object(answer | {"probabilities": probabilities} if scores else answer)
+    fields = answer_fields(answer)
+    if scores:
+        fields += [f"{printable(name)}={share:.4f}" for name, share in probabilities.items()]
+    return "\t".join(fields)
+
+
+def answer_fields(answer: dict) -> list[str]:
+    """The fields of a line of output, without the probabilities of all classes."""
     if "entities" in answer:
-        found = [f"{printable(e['word'])} {printable(e['label'])} {e['probability']:.4f}" for e in answer["entities"]]
-    elif "labels" in answer:
-        found = [f"{printable(name)} {share:.4f}" for name, share in answer["labels"].items()] or [""]
-    elif (label := answer["label"]) is None:
-        found = []
-    elif "probability" in answer:
-        found = [printable(label), f"{answer['probability']:.4f}"]
-    else:  # four decimals, and four digits of a small number
-        found = [f"{label:.4f}" if abs(label) >= 1 else f"{label:#.4g}"]
-    return "\t".join(found + every)
+        found = answer["entities"]
+        return [f"{printable(one['word'])} {printable(one['label'])} {one['probability']:.4f}" for one in found]
+    if "labels" in answer:
+        return [f"{printable(name)} {share:.4f}" for name, share in answer["labels"].items()] or [""]
+    label = answer["label"]
+    if label is None:
+        return []
+    if "probability" in answer:
+        return [printable(label), f"{answer['probability']:.4f}"]
+    # a number with four decimals, or a small one with four digits
+    return [f"{label:.4f}" if abs(label) >= 1 else f"{label:#.4g}"]
 
 
 def as_object(answer: dict) -> str:
     r"""JSON on one line; control characters that JSON would leave unescaped become \uXXXX, which means the same."""
     return printable(json.dumps(answer, ensure_ascii=False))
-
-
-def tell(note: str) -> None:
-    """Print a note to standard error, apart from the answers."""
-    print(printable(note), file=sys.stderr)
 
 
 def write(lines: Iterable[str]) -> None:
