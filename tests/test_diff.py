@@ -188,7 +188,7 @@ def test_tables_are_never_cut_off_in_a_narrow_terminal(filters, monkeypatch, cap
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert all(len(line) <= width for line in shown.splitlines())
-    assert all(common.cell(value) in shown for row in rows for value in row.values())
+    assert all(common.as_cell(value) in shown for row in rows for value in row.values())
 
 
 # Reports

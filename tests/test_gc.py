@@ -448,7 +448,7 @@ def test_the_page_of_a_collection_names_models_and_what_is_kept(store: Path):
     chain(1)
     chain(2)
     shown = cram("gc", "--keep", "1")
-    assert "--models discards them: pretrain/" in shown
+    assert "--models discards them): pretrain/" in shown
     assert "Nothing was deleted" in shown
     assert "Models to discard: pretrain/" in cram("gc", "--keep", "1", "--models")
     assert "Nothing was deleted" not in cram("gc", "--keep", "1", "--yes")

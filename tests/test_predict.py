@@ -435,7 +435,7 @@ def test_a_damaged_model_and_a_tokenizer_of_another_are_refused(tmp_path: Path):
     assert run("fill", "[MASK]", "--model", folder)[0]
     words = [f"{a}{b}{c}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
     save_tokenizer(train_wordpiece(pa.table({"word": words, "count": [9] * len(words)}), 400), folder)
-    assert re.search(f"{folder} .* tokenizer of 3.. entries", run("fill", "a [MASK]", "--model", folder)[1])
+    assert re.search(f"{folder} .* tokenizer has 3.. entries", run("fill", "a [MASK]", "--model", folder)[1])
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)

@@ -113,7 +113,7 @@ def test_another_program_at_the_given_address_is_an_error(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("url", ["localhost:4711/api", "nonsense", "http://127.0.0.1:port/api"])
 def test_what_is_no_address_is_an_error(monkeypatch: pytest.MonkeyPatch, url: str):
     monkeypatch.setenv("PREFECT_API_URL", url)
-    with pytest.raises(InputError, match=r"PREFECT_API_URL .*, which is no address"):
+    with pytest.raises(InputError, match=r"PREFECT_API_URL .*, which is not the address"):
         server.find_server()
 
 

@@ -159,7 +159,7 @@ def test_cards_and_pictures_that_were_changed_are_listed_but_make_nothing_run_an
     result = cram("verify")
     assert result.exit_code == 1
     assert all(f"{pretrained.name}: {name} " in result.stdout for name in ("README.md", "loss.png", "kept/README.md"))
-    assert "ebuilt" not in result.stdout.replace("nothing is rebuilt", "")
+    assert "\nRebuilt" not in result.stdout
     (pretrained.path / "config.json").write_text("longer than it was")
     with_card.fn(Toy(), [])
     assert CALLS == ["pretrain", "report", "pretrain"], "any other file counts"
@@ -206,10 +206,13 @@ def test_a_store_that_can_only_be_read_is_verified(chain, monkeypatch: pytest.Mo
 
 def test_lineage_goes_both_ways_and_shows_each_branch_once(chain):
     lines = cram("lineage", "pretrain").output.splitlines()
-    names = [line.split()[-1] if "came" in line else line.strip("│├└─ ").split()[0] for line in lines]
+    names = [
+        line.split()[-1] if line.endswith(("made from", "used for")) else line.strip("│├└─ ").split()[0]
+        for line in lines
+    ]
     runs = sorted([chain["run"].name, chain["other"].name])
     assert names[:3] == [chain["model"].name, "from", chain["text"].name]
-    assert names[3] == "it"
+    assert names[3] == "for"
     assert sorted(names[4:]) == sorted([*runs, chain["report"].name, chain["report"].name])
     above = cram("lineage", "report").output
     assert above.count(chain["text"].name) == 1
