@@ -277,7 +277,7 @@ def test_a_hub_that_refuses_is_told_of_in_a_sentence(made, hub: Hub, status: int
 
 def test_a_public_model_of_that_name_is_not_written_to_unless_that_is_asked_for(made, hub: Hub):
     hub.branches["me/own"], hub.private["me/own"] = {"main": {}}, False
-    with pytest.raises(InputError, match="me/own .*public"):
+    with pytest.raises(InputError, match=r"me/own .*public"):
         pushed(made["own"].name, "me/own")
     assert not hub.sent
     with pytest.raises(InputError, match="no such licence"):
