@@ -1,4 +1,4 @@
-"""`make faults` notices what it looks for; the faults themselves take half an hour."""
+"""`make faults` notices what it looks for; the faults themselves take most of an hour."""
 
 import hashlib
 import importlib
