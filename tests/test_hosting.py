@@ -1,10 +1,7 @@
-"""`make up` and `make down`: the form, deployed runs, and what becomes of them when something is killed."""
+"""`make up` and `make down`: the form, deployed runs and web pages. `make faults` kills such runs and their server."""
 
 import json
-import os
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -14,31 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from uuid import UUID
 
 import httpx
 import pytest
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelling, Completed, Crashed, Failed, Running
-from safetensors import safe_open
+from prefect.states import Completed, Crashed, Failed, Running
 from test_cli import HOME, cram, new_user, tiny
+from test_recipes import schema
 from test_server import PROXIES, answering
-from websockets.sync.client import ClientConnection, connect
 
 from flows.cli import server
-from flows.cram import checked_plan
 from model.errors import InputError
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
-SUBMIT = """
-var buttons = [...document.querySelectorAll('button')].filter(b => b.textContent.trim() == 'Submit')
-if (window.isShown) buttons.map(b => b.click())
-window.isShown = document.body.innerText.includes('norm_bias')
-"""  # once the form has been there for a while, with all of its fields
 OTHERS = ("http://127.0.0.1:1", "http://localhost:1", "https://example.org", "null")  # origins of other web pages
 NO_PROXY = ("no_proxy", "NO_PROXY")
 LONG = 600  # seconds, on a busy machine
@@ -116,78 +102,15 @@ def wait(happened: Callable[[], object], what: str) -> object:
     return found
 
 
-def pid_of(env: dict[str, str], service: str) -> int:
-    return int((Path(env["PREFECT_HOME"]) / f"{service}.pid").read_text())
-
-
-def begin(client: SyncPrefectClient, override: dict) -> UUID:
-    """Submit a run that pretrains for an hour."""
-    deployment = client.read_deployment_by_name("cram/full").id
-    parameters = {"override": override, "until": "pretrain"}  # of the demo, the default
-    return client.create_flow_run_from_deployment(deployment, parameters=parameters).id
-
-
-def draft(env: dict[str, str]) -> Path:
-    """The directory of the training that has begun."""
-    found = Path(env["CRAM_ARTIFACTS"]).glob
-    pattern = ".partial/pretrain-*/work/metrics.jsonl"
-    return wait(lambda: [path for path in found(pattern) if path.stat().st_size], "training begins")[0].parent
-
-
-def rows(work: Path) -> list[dict]:
-    """The complete lines in the metrics of a draft."""
-    return list(map(json.loads, (work / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()))
-
-
-def steps_in(work: Path) -> int:
-    """The number of complete lines in the metrics of a draft."""
-    return (work / "metrics.jsonl").read_bytes().count(b"\n")
-
-
-def trains_on(work: Path) -> None:
-    before = steps_in(work)
-    wait(lambda: steps_in(work) > before, "further steps")
-
-
-@pytest.fixture
-def paused(client: SyncPrefectClient) -> Iterator[None]:
-    """No flow run begins."""
-    client.update_work_pool("local", WorkPoolUpdate(is_paused=True))
-    yield
-    client.update_work_pool("local", WorkPoolUpdate(is_paused=False))
-
-
-def steps(recipe: str, override: dict, until: str, use: dict, refresh: list) -> list[tuple]:
-    """The stages of a run with their params, which its keys are made of."""
-    return [(step.stage, step.params) for step in checked_plan(recipe, override, until, use, refresh).steps]
-
-
-@pytest.fixture
-def form(env: dict[str, str], client: SyncPrefectClient, tmp_path: Path) -> Iterator[ClientConnection]:
-    """A headless browser that shows the form of the deployment."""
-    program = next(filter(None, map(shutil.which, BROWSERS)), None) or pytest.skip("there is no browser here")
-    deployment = client.read_deployment_by_name("cram/full").id
-    page = f"{env['PREFECT_API_URL'].removesuffix('/api')}/deployments/deployment/{deployment}/run"
-    command = [program, f"--user-data-dir={tmp_path}", "--remote-debugging-port=0", *FLAGS, page]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        place = tmp_path / "DevToolsActivePort"
-        port = wait(lambda: place.exists() and place.read_text(), "a browser").split()[0]
-        [shown] = [target for target in httpx.get(f"http://127.0.0.1:{port}/json/list").json() if target["url"] == page]
-        with connect(shown["webSocketDebuggerUrl"], max_size=None) as channel:
-            yield channel
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def test_the_server_is_this_checkouts_if_its_home_is_and_no_other_is_used_unless_named(
     env: dict[str, str], client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     url = env["PREFECT_API_URL"]
     monkeypatch.setattr(server, "SERVER", url)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    assert server.listener(server.port_of(url)) == Path(f"/proc/{pid_of(env, 'server')}")
+    assert server.listener(server.port_of(url)) == Path(
+        "/proc", (Path(env["PREFECT_HOME"]) / "server.pid").read_text().strip()
+    )
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         monkeypatch.setattr(server, "STATE", Path(env["PREFECT_HOME"]))
         assert server.look_for_server() == (url, "")
@@ -203,23 +126,15 @@ def test_the_server_is_this_checkouts_if_its_home_is_and_no_other_is_used_unless
         assert server.find_server() == url
 
 
-def test_the_untouched_form_submits_the_recipe_unchanged(client: SyncPrefectClient, paused, form: ClientConnection):
-    def submitted() -> list:
-        form.send(json.dumps({"id": 1, "method": "Runtime.evaluate", "params": {"expression": SUBMIT}}))
-        form.recv(timeout=LONG)
-        time.sleep(2)  # the fields send what they hold a moment after they are shown
-        return client.read_flow_runs()
-
-    wait(submitted, "a flow run")
-    for run in client.read_flow_runs():  # two clicks may both have counted
-        assert run.parameters["recipe"] == "demo"
-        assert steps(**run.parameters) == steps("demo", {}, "report", {}, [])
-        client.delete_flow_run(run.id)
+def test_the_form_is_made_of_the_schema_that_the_tests_of_recipes_fill_in(client: SyncPrefectClient):
+    deployment = client.read_deployment_by_name("cram/full")
+    assert deployment.parameter_openapi_schema == schema()
 
 
 def test_a_deployed_run_is_validated_completes_and_has_a_page(env: dict, client: SyncPrefectClient, override: dict):
+    deployment = client.read_deployment_by_name("cram/full").id
     with pytest.raises(httpx.HTTPStatusError, match="max_tokens"):
-        begin(client, {"filter": {"max_tokens": 1}})
+        client.create_flow_run_from_deployment(deployment, parameters={"override": {"filter": {"max_tokens": 1}}})
     parameters = ["-p", "recipe=demo", "-p", f"override={json.dumps(override)}", "-p", "until=vocabulary"]
     run = [sys.executable, "-m", "prefect", "deployment", "run", "cram/full", *parameters, "--watch"]
     done = subprocess.run(run, env=by_hand(env), cwd=HOME, capture_output=True, text=True, timeout=LONG)
@@ -264,48 +179,6 @@ def test_the_servers_own_page_asks_at_the_address_at_which_it_was_opened(env: di
 def test_the_deployments_have_no_limit_whose_lease_the_server_could_lose(client: SyncPrefectClient):
     deployments = [client.read_deployment_by_name(f"cram/{name}") for name in ("full", "study")]
     assert [deployment.global_concurrency_limit for deployment in deployments] == [None, None]
-
-
-def test_a_cancelled_run_leaves_its_checkpoint_and_the_next_one_resumes_even_if_that_is_killed(
-    env: dict, client: SyncPrefectClient, override: dict
-):
-    cancelled = begin(client, override)
-    work = draft(env)
-    waiting = begin(client, override)
-    trains_on(work)
-    assert not (work / "checkpoint.safetensors").exists(), "the next one is minutes away"
-    assert client.read_flow_run(waiting).state.is_scheduled(), "one run at a time"
-    client.set_flow_run_state(cancelled, Cancelling())
-    wait(lambda: client.read_flow_run(cancelled).state.is_cancelled(), "the end of the run")
-    with safe_open(work / "checkpoint.safetensors", "np") as file:
-        assert 0 < json.loads(file.metadata()["spent"])["step"] <= len(rows(work))
-    assert not (Path(env["CRAM_ARTIFACTS"]) / "pretrain").exists(), "an unfinished stage is not published"
-    for killed in (waiting, begin(client, override)):
-        wait(lambda killed=killed: client.read_flow_run(killed).state.is_running(), "the next run")
-        trains_on(work)
-        found = [row["step"] for row in rows(work)]
-        assert found == list(range(1, len(found) + 1)), "it resumes"
-        os.kill(int(client.read_flow_run(killed).infrastructure_pid), signal.SIGKILL)
-        wait(lambda killed=killed: client.read_flow_run(killed).state.is_crashed(), "the worker notices")
-
-
-def test_a_run_trains_on_without_its_server_and_its_worker_and_down_ends_it_with_a_checkpoint(
-    env: dict, client: SyncPrefectClient, override: dict
-):
-    begin(client, override)
-    work = draft(env)
-    trains_on(work)
-    for service in ("server", "worker"):
-        os.kill(pid_of(env, service), signal.SIGKILL)
-        trains_on(work)
-    before = time.time_ns()
-    assert "Run: stopped" in script(env, "down").stdout
-    assert not processes_of(env)
-    assert (work / "checkpoint.safetensors").stat().st_mtime_ns > before
-    assert script(env, "up").returncode == 0
-    again = begin(client, override)
-    trains_on(work)
-    assert client.read_flow_run(again).state.is_running()
 
 
 @pytest.fixture
