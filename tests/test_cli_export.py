@@ -47,17 +47,16 @@ class Nowhere:
 sys.meta_path.insert(0, Nowhere())
 import torch, transformers
 torch.set_num_threads(1)
-folder, trust, *names = sys.argv[1:]
-answers = {}
-for name in names:
+answers = []
+for folder, name, trust in json.loads(sys.argv[1]):
     try:
         model = getattr(transformers, name).from_pretrained(folder, **({"trust_remote_code": True} if trust else {}))
         shape = (1, 2, -1) if name.endswith("MultipleChoice") else (2, -1)
         ids = torch.tensor(%s).view(shape)
         with torch.no_grad():
-            answers[name] = model(input_ids=ids, attention_mask=(ids != 0).long())[0].tolist()
+            answers.append(model(input_ids=ids, attention_mask=(ids != 0).long())[0].tolist())
     except Exception as error:
-        answers[name] = f"{type(error).__name__}: {error}"
+        answers.append(f"{type(error).__name__}: {error}")
 print()
 print(json.dumps(answers))
 """
@@ -86,11 +85,15 @@ def exported(*arguments: object) -> str:
     return done.output
 
 
-def opened_without_cram(folder: Path, *names: str, trust: bool) -> dict[str, list | str]:
-    """What transformers' classes of these names answer, or the error, in a process that can't import cram."""
-    home = {"HF_HOME": str(folder.parent / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_CRAM % IDS, str(folder), "yes" * trust, *names]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=home, timeout=300)
+def opened_without_cram(home: Path, asked: list[tuple[Path, str, bool]]) -> list[list | str]:
+    """The answers of transformers' classes, or the errors, in a process that can't import cram.
+
+    `asked`: folders, names of classes, and whether code of the folder is trusted.
+    """
+    env = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    models = json.dumps([(str(folder), name, trust) for folder, name, trust in asked])
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_CRAM % IDS, models]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -175,44 +178,39 @@ def test_a_folder_that_lacks_a_file_of_its_manifest_is_refused_and_what_is_besid
     assert not (tmp_path / "new").exists()
 
 
-def test_with_code_transformers_gives_the_same_scores_without_cram_if_it_is_trusted(made, tmp_path: Path):
-    out, ids = tmp_path / "out", torch.tensor(IDS)
-    exported(made["pretrain"].name, out, "--with-code")
-    bert = export.load(out).eval()
-    with torch.no_grad():
-        expected = bert.logits(bert.encode(ids, padded=True)).tolist()
-    heads = ("TokenClassification", "QuestionAnswering", "MultipleChoice", "SequenceClassification", "MaskedLM")
-    names = ["AutoModel", *(f"AutoModelFor{head}" for head in heads)]
-    answers = opened_without_cram(out, *names, trust=True)
-    assert not [answer for answer in answers.values() if isinstance(answer, str)]
-    np.testing.assert_allclose(answers["AutoModelForMaskedLM"][0], expected[0], rtol=1e-5, atol=2e-5)
-    refused = opened_without_cram(out, "AutoModelForMaskedLM", trust=False)["AutoModelForMaskedLM"]
-    assert "trust_remote_code=True" in refused
-    card = (out / "README.md").read_text()
-    assert 'model="FOLDER", trust_remote_code=True' in card
-    assert "import model.hf" not in card
-
-
-def test_a_finetuned_model_travels_with_its_code_too(made, tmp_path: Path):
-    out, ids, name = tmp_path / "out", torch.tensor(IDS), "AutoModelForSequenceClassification"
-    exported(made["finetune"].name, out, "--with-code")
-    from transformers import AutoModelForSequenceClassification
+def test_without_cram_transformers_opens_models_with_their_code_if_it_is_trusted(made, tmp_path: Path):
+    masked, tuned, plain = (tmp_path / name for name in ("masked", "tuned", "plain"))
+    exported(made["pretrain"].name, masked, "--with-code")
+    exported(made["finetune"].name, tuned, "--with-code")
+    exported(made["pretrain"].name, plain)
+    heads = ("TokenClassification", "QuestionAnswering", "MultipleChoice", "SequenceClassification")
+    asked = [(masked, "AutoModel", True), *((masked, f"AutoModelFor{head}", True) for head in heads)]
+    asked += [(tuned, "AutoModelForSequenceClassification", True)]
+    asked += [
+        (folder, "AutoModelForMaskedLM", trust) for folder, trust in ((masked, True), (masked, False), (plain, True))
+    ]
+    *_, classes, tokens, untrusted, lacking = answers = opened_without_cram(tmp_path / "cache", asked)
+    assert not [answer for answer in answers[:-2] if isinstance(answer, str)]
+    import transformers
 
     import model.hf  # noqa: F401
 
+    ids = torch.tensor(IDS)
+    seen = (ids != 0).long()
     with torch.no_grad():
-        ours = AutoModelForSequenceClassification.from_pretrained(made["finetune"].path).eval()
-        expected = ours(input_ids=ids, attention_mask=(ids != 0).long()).logits
-    np.testing.assert_allclose(opened_without_cram(out, name, trust=True)[name], expected, rtol=1e-5, atol=2e-5)
-
-
-def test_without_code_the_card_asks_for_cram_and_transformers_says_plainly_that_it_lacks_the_model(made, tmp_path):
-    exported(made["pretrain"].name, tmp_path / "out")
-    assert "auto_map" not in (tmp_path / "out" / "config.json").read_text()
-    answer = opened_without_cram(tmp_path / "out", "AutoModelForMaskedLM", trust=True)["AutoModelForMaskedLM"]
-    assert answer.startswith("ValueError")
-    assert "`cram`" in answer
-    assert "import model.hf" in (tmp_path / "out" / "README.md").read_text()
+        bert = export.load(masked).eval()
+        ours = transformers.AutoModelForSequenceClassification.from_pretrained(made["finetune"].path).eval()
+        expected = ours(input_ids=ids, attention_mask=seen).logits
+        np.testing.assert_allclose(tokens[0], bert.logits(bert.encode(ids, padded=True))[0], rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(classes, expected, rtol=1e-5, atol=2e-5)
+    assert "trust_remote_code=True" in untrusted
+    assert lacking.startswith("ValueError")
+    assert "`cram`" in lacking
+    card = (masked / "README.md").read_text()
+    assert 'model="FOLDER", trust_remote_code=True' in card
+    assert "import model.hf" not in card
+    assert "import model.hf" in (plain / "README.md").read_text()
+    assert "auto_map" not in (plain / "config.json").read_text()
 
 
 def test_the_code_that_travels_has_a_class_for_every_auto_class_that_knows_one(transformers):

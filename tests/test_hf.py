@@ -3,10 +3,7 @@
 import dataclasses
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -570,32 +567,6 @@ def test_cram_writes_what_transformers_would(layout: Architecture, hf, tmp_path:
             "classifier_pooling",
             "cram",
         }
-
-
-def test_the_class_s_two_files_travel_with_a_model(tmp_path: Path):
-    folder, code = tmp_path / "model", Path(export.__file__).parent
-    folder.mkdir()
-    bert = some_bert(OWN["funnel"])
-    export.save(bert, folder)
-    for name in ("hf.py", "layers.py"):
-        (folder / name).write_text((code / name).read_text())
-    about = json.loads((folder / "config.json").read_text())
-    about["auto_map"] = {"AutoConfig": "hf.CramConfig", "AutoModelForMaskedLM": "hf.CramForMaskedLM"}
-    (folder / "config.json").write_text(json.dumps(about))
-    elsewhere = (
-        "import sys, torch, transformers\n"
-        "model = transformers.AutoModelForMaskedLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
-        "torch.save(model(torch.arange(5, 25)[None]).logits.detach(), sys.argv[2])\n"
-        "assert not [name for name in sys.modules if name == 'model' or name.startswith('model.')]\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", elsewhere, folder, tmp_path / "logits"], cwd=tmp_path, capture_output=True, text=True,
-        env=os.environ | {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": "", "HF_HUB_OFFLINE": "1"}, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    with torch.no_grad():
-        expected = bert.logits(bert.encode(torch.arange(5, 25)[None]))
-    torch.testing.assert_close(torch.load(tmp_path / "logits"), expected, rtol=1e-5, atol=2e-5)
 
 
 def test_the_paper_s_model_is_what_a_config_without_arguments_describes(hf):
