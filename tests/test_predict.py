@@ -135,10 +135,10 @@ def run(*arguments: str | Path, given: str | bytes = b"") -> tuple[list[str], st
     return done.stdout.split("\n")[:-1], said
 
 
-@pytest.mark.parametrize("task", LABELS)
+@pytest.mark.parametrize("task", ["mnli", "stsb"])
 def test_predict_gives_the_answers_of_cram_s_own_model_alone_or_in_batches(task: str, store: Path, tmp_path: Path):
-    rng, each = random.Random(3), 1 if task == "sst2" else 2
-    given = [[" ".join(sentence(rng) for _ in range(rng.randint(1, 4))) for _ in range(each)] for _ in range(70)]
+    rng = random.Random(3)
+    given = [[" ".join(sentence(rng) for _ in range(rng.randint(1, 4))) for _ in range(2)] for _ in range(70)]
     given[7][0] += " [SEP] a [PAD] map"  # text, not special tokens
     (tmp_path / "texts").write_text("".join("\t".join(parts) + "\n" for parts in given))
     options = ["--json", "--scores"] if LABELS[task] else ["--json"]
@@ -284,7 +284,7 @@ def test_an_answer_is_on_the_line_of_its_text_with_line_ends_of_unix_and_windows
 @pytest.mark.parametrize(
     "odd", ["\r", "\0", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\x1a"]
 )
-@pytest.mark.parametrize("last", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("last", ["", "\n"])
 def test_there_are_as_many_answers_as_wc_counts_lines_and_other_marks_are_text(odd: str, last: str, tmp_path: Path):
     lines = ["a map", f"the {odd}river", f"{odd}some bread", f"a map{odd}", odd, "the river"]
     (tmp_path / "file").write_text("\n".join(lines) + last, encoding="utf-8", newline="")
@@ -380,14 +380,6 @@ def test_the_newest_model_is_taken_of_one_task_and_asked_for_among_several(tmp_p
         assert found == ["0b", "0b", "0c", "0a"]
 
 
-@pytest.mark.parametrize("name", ["pretrain/latest", "pretrain/modern", "pretrain/mod"])
-def test_an_artifact_of_another_stage_is_not_said_to_be_absent(name: str):
-    printed, error = run("predict", name, given="a map")
-    assert (printed, error.startswith(f"{name} was made by the stage pretrain")) == ([], True)
-    assert run("fill", "[MASK]", "--model", "finetune/latest")[1].startswith("finetune/latest was made by")
-    assert "no artifacts of filter" in run("predict", "filter/latest", given="a map")[1]
-
-
 def test_a_line_has_what_was_asked_for_and_nothing_that_controls_the_terminal():
     answer = {"label": "\x1b[2Jgood\t", "probability": 1.0, "probabilities": {"\x9b": 1.0}}
     plain = "\\u001b[2Jgood\\u0009\t1.0000"
@@ -403,7 +395,6 @@ def test_what_is_no_file_or_no_model_of_that_kind_is_refused(store: Path, tmp_pa
     empty.mkdir()
     for arguments, named in [
         (["predict", "finetune/nothing"], "'nothing'"),
-        (["predict", "pretrain/mod"], "finetune/KEY"),
         (["predict", "a/b/c"], "'a/b/c'"),
         (["predict", "/sst2"], "'/sst2'"),
         (["predict", "x" * 5000], "xxx"),
@@ -412,6 +403,9 @@ def test_what_is_no_file_or_no_model_of_that_kind_is_refused(store: Path, tmp_pa
         (["predict", empty], "can't be opened"),
         (["predict", manifest(tmp_path / "report", "report")], "stage report"),
         (["predict", pretraining], "stage pretrain"),
+        *((["predict", f"pretrain/{name}"], f"pretrain/{name} was made by the stage") for name in ("latest", "mod")),
+        (["fill", "[MASK]", "--model", "finetune/latest"], "finetune/latest was made by the stage"),
+        (["predict", "filter/latest"], "no artifacts of filter"),
         (["predict", without_manifest(pretraining, tmp_path / "bare")], "its head is MaskedLM"),
         (["predict", "stsb", "--scores"], "--scores"),
         *((["predict", "sst2", file], repr(file)) for file in ("", "gone.txt", "/")),
@@ -446,136 +440,91 @@ def test_a_damaged_model_and_a_tokenizer_of_another_are_refused(tmp_path: Path):
     assert str(tuned) in run("predict", tuned, given="a\tb")[1]
 
 
-TRANSFORMERS = {  # the layouts of transformers, and one that it lacks
-    "ModernBert": MODERN,
-    "Bert": changed(
-        MODERN, norm_order="post", activation="gelu", positions="learned", final_norm=False, first_norm=True,
-        norm_bias=True, bias=True, qkv_bias=True, decoder_bias=True,
-    ),
-    "Cram": changed(MODERN, positions="scaled-sinusoidal", head_transform=False, first_norm=True, norm_bias=True),
-}  # fmt: skip
-their_layouts = pytest.mark.parametrize("name", TRANSFORMERS)
+# What others trained: transformers wrote the model again (test_export compares the scores of each layout and head)
+
 NAMES = ("bad", "good", "so so")
+BERT = changed(
+    MODERN, norm_order="post", activation="gelu", positions="learned", final_norm=False, first_norm=True,
+    norm_bias=True, bias=True, qkv_bias=True, decoder_bias=True,
+)  # fmt: skip
+CRAM = changed(MODERN, positions="scaled-sinusoidal", head_transform=False, first_norm=True, norm_bias=True)
 
 
-def started(folder: Path, name: str) -> Path:
+def started(folder: Path, architecture: Architecture) -> Path:
     """A pretrained model of this layout, in a folder of its own."""
     folder.mkdir()
-    export.save(roughen(Bert(TRANSFORMERS[name], tokenizer_in(folder), LENGTH)), folder)
+    export.save(roughen(Bert(architecture, tokenizer_in(folder), LENGTH)), folder)
     return folder
 
 
-def trained(transformers, start: Path, folder: Path, auto: str, labels: list, names: tuple = NAMES, **settings):
-    """Train a model on some texts for two steps with `Trainer`, which saves it; the model.
-
-    `labels`: of the texts, in turn; empty for masked tokens. Those of words are B-PER or I-PER.
-    """
+def saved(transformers, start: Path, folder: Path, head: str, names: tuple = NAMES, **settings: object):
+    """A model of transformers with a new head, as `Trainer.save_model` writes it; the model."""
     about = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
-    model = getattr(transformers, auto).from_pretrained(start, **(about if names else {}), **settings)
-    tokenizer, rows = transformers.AutoTokenizer.from_pretrained(start), []
-    for number in range(16):
-        rows.append(dict(tokenizer(sentence(random.Random(number)), truncation=True)))
-        if labels:
-            of_tokens = [1 + number % 2] * len(rows[-1]["input_ids"])
-            rows[-1]["labels"] = of_tokens if auto.endswith("TokenClassification") else labels[number % len(labels)]
-    collate = (
-        transformers.DataCollatorForTokenClassification(tokenizer) if auto.endswith("TokenClassification") else None
-    )
-    if not labels:
-        collate = transformers.DataCollatorForLanguageModeling(tokenizer, seed=1)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "out"), max_steps=2, learning_rate=1e-2, use_cpu=True, report_to=[],
-        disable_tqdm=True, save_strategy="no", logging_strategy="no",
-    )  # fmt: skip
-    trainer = transformers.Trainer(model, arguments, collate, rows, processing_class=tokenizer)
-    trainer.train()
-    trainer.save_model(folder)
-    return model.eval()
+    model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(start, **(about if names else {}), **settings)
+    roughen(model).eval().save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(start).save_pretrained(folder)
+    return model
 
 
-@their_layouts
-@pytest.mark.parametrize(
-    ("kind", "labels", "names"),
-    [
-        ("classes", [0, 1, 2], NAMES),
-        ("multilabel", [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]], NAMES),
-        ("regression", [0.5, 3.0], ("price",)),
-    ],
-)
-def test_what_trainer_trained_on_texts_is_answered_with_its_own_labels_and_kind(
-    kind: str, labels: list, names: tuple, name: str, tmp_path: Path, transformers
-):
-    start, folder = started(tmp_path / "start", name), tmp_path / "model"
-    model = trained(transformers, start, folder, "AutoModelForSequenceClassification", labels, names)
-    assert model.config.problem_type == export.PROBLEMS[kind]
-    tokenizer, given = transformers.AutoTokenizer.from_pretrained(start), [sentence(random.Random(i)) for i in range(9)]
-    options = ["--json", "--scores"] if kind != "regression" else ["--json"]
-    found = [json.loads(line) for line in run("predict", folder, *options, given="\n".join(given))[0]]
-    for answer, text in zip(found, given, strict=True):
-        with torch.no_grad():
-            [scores] = model(**tokenizer(text, return_tensors="pt")).logits
+@pytest.mark.parametrize("layout", [BERT, CRAM], ids=["Bert", "Cram"])
+def test_what_others_trained_on_texts_is_answered_with_its_own_labels_and_kind(layout, tmp_path: Path, transformers):
+    start, text = started(tmp_path / "start", layout), "the river saw a map"
+    for kind, names in (("classes", NAMES), ("multilabel", NAMES), ("regression", ("price",))):
+        folder = tmp_path / kind
+        saved(transformers, start, folder, "SequenceClassification", names, problem_type=export.PROBLEMS[kind])
+        options = {"function_to_apply": "none"} if kind == "regression" else {}
+        found = transformers.pipeline("text-classification", model=str(folder))(text, top_k=None, **options)
+        shares = {one["label"]: pytest.approx(one["score"], abs=1e-5) for one in found}
+        scores = ["--scores"] if kind != "regression" else []
+        [answer] = map(json.loads, run("predict", folder, "--json", *scores, given=text)[0])
         if kind == "regression":
-            assert answer["label"] == pytest.approx(scores.item(), rel=1e-4)
-            continue
-        shares = dict(zip(names, (scores.softmax(-1) if kind == "classes" else scores.sigmoid()).tolist(), strict=True))
-        assert answer["probabilities"] == pytest.approx(shares, abs=1e-5)
-        best = {label for label, share in shares.items() if share >= 0.5}
-        assert answer["label"] == max(shares, key=shares.get) if kind == "classes" else answer["labels"].keys() == best
+            assert answer["label"] == shares["price"]
+        else:
+            assert answer["probabilities"] == shares
+            assert list(answer["probabilities"]) == list(names), "in the order of the classes"
+            assert ("labels" in answer) == (kind == "multilabel")
 
 
-@their_layouts
-def test_what_trainer_trained_on_words_gives_entities(name: str, tmp_path: Path, transformers):
-    start, folder, tags = started(tmp_path / "start", name), tmp_path / "model", ("O", "B-PER", "I-PER")
-    model = trained(transformers, start, folder, "AutoModelForTokenClassification", [0], tags)
+def test_what_others_trained_on_words_gives_entities(tmp_path: Path, transformers):
+    start, folder, tags = started(tmp_path / "start", CRAM), tmp_path / "model", ("O", "B-PER", "I-PER")
+    model = saved(transformers, start, folder, "TokenClassification", tags)
     tokenizer, found = load_tokenizer(start), set()
     for number in range(9):
         text = sentence(random.Random(number))
         [answer], _ = run("predict", folder, "--json", given=text)
-        classify = lambda ids: model(ids).logits  # noqa: E731
-        expected = spans(tokenizer, classify, text, TAGS)
+        expected = spans(tokenizer, lambda ids: model(ids).logits, text, TAGS)
         assert [(e["start"], e["end"], e["label"]) for e in json.loads(answer)["entities"]] == [e[:3] for e in expected]
         found |= {label for _, _, label, _ in expected}
     assert found == {"PER"}
 
 
-@their_layouts
-def test_masks_are_filled_by_what_trainer_trained_further(name: str, tmp_path: Path, transformers):
-    start, folder = started(tmp_path / "start", name), tmp_path / "model"
-    model = trained(transformers, start, folder, "AutoModelForMaskedLM", [], ())
-    if name == "Bert":
-        assert model.bert.embeddings.token_type_embeddings.weight[0].abs().max() > 1e-3
-    tokenizer = transformers.AutoTokenizer.from_pretrained(start)
-    given = tokenizer("The river [MASK] a map", return_tensors="pt")
-    with torch.no_grad():
-        shares, tokens = model(**given).logits[given.input_ids == MASK].softmax(-1)[0].topk(5)
-    expected = dict(zip(tokenizer.convert_ids_to_tokens(tokens), shares.tolist(), strict=True))
-    bert = export.load(folder).eval()  # which evaluation and finetuning start from
-    with torch.no_grad():
-        states = bert.encode(given.input_ids)
-        torch.testing.assert_close(bert.logits(states), model(**given).logits, rtol=1e-5, atol=2e-5)
-    for copy, how in ((folder, {}), (tmp_path / "shards", {"max_shard_size": "20KB"})):
-        if how:
-            model.save_pretrained(copy, **how)
-            tokenizer.save_pretrained(copy)
-        [line], _ = run("fill", "The river [MASK] a map", "--model", copy, "--json")
+def test_masks_are_filled_by_what_others_trained_further_in_one_file_or_in_shards(tmp_path: Path, transformers):
+    start, folder, text = started(tmp_path / "start", BERT), tmp_path / "model", "The river [MASK] a map"
+    model = saved(transformers, start, folder, "MaskedLM", ())
+    found = transformers.pipeline("fill-mask", model=str(folder))(text)
+    expected = {one["token_str"].replace(" ", ""): pytest.approx(one["score"], abs=1e-5) for one in found}
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    transformers.AutoTokenizer.from_pretrained(start).save_pretrained(tmp_path / "shards")
+    for copy in (folder, tmp_path / "shards"):
+        [line], _ = run("fill", text, "--model", copy, "--json")
         [mask] = json.loads(line)["masks"]
-        assert {one["token"]: one["probability"] for one in mask} == pytest.approx(expected, abs=1e-5)
+        assert {one["token"]: one["probability"] for one in mask} == expected
     assert not (tmp_path / "shards" / "model.safetensors").exists()
     min((tmp_path / "shards").glob("*.safetensors")).unlink()
     assert str(tmp_path / "shards") in run("fill", "a [MASK]", "--model", tmp_path / "shards")[1]
 
 
-def test_a_classifier_of_pairs_that_trainer_trained_on_single_texts_takes_these(tmp_path: Path, transformers):
+def test_a_classifier_of_pairs_that_others_trained_on_single_texts_takes_these(tmp_path: Path, transformers):
     pairs = finetuned(tmp_path / "pairs", "mnli", texts=2, max_tokens=8)
     assert "expected two texts" in run("predict", pairs, given="a map")[1]
-    trained(transformers, pairs, tmp_path / "model", "AutoModelForSequenceClassification", [0, 1, 2])
+    saved(transformers, pairs, tmp_path / "model", "SequenceClassification")
     [line], notes = run("predict", tmp_path / "model", given="the river saw a map and some bread")
     assert line.split("\t")[0] in NAMES
     assert notes == "", "nor is it cut to 8 tokens"
 
 
 def test_tokens_that_were_added_are_read_and_rows_without_a_token_are_never_filled_in(tmp_path: Path, transformers):
-    start, folder = started(tmp_path / "start", "Bert"), tmp_path / "model"
+    start, folder = started(tmp_path / "start", BERT), tmp_path / "model"
     tokenizer = transformers.AutoTokenizer.from_pretrained(start)
     model = transformers.AutoModelForMaskedLM.from_pretrained(start)
     tokenizer.add_tokens(["zebra"])
@@ -597,7 +546,7 @@ def test_tokens_that_were_added_are_read_and_rows_without_a_token_are_never_fill
 
 
 def test_special_tokens_of_a_user_are_read_as_such(tmp_path: Path, transformers):
-    start, folder = started(tmp_path / "start", "ModernBert"), tmp_path / "model"
+    start, folder = started(tmp_path / "start", MODERN), tmp_path / "model"
     tokenizer = transformers.AutoTokenizer.from_pretrained(start)
     tokenizer.add_tokens(["[E1]"], special_tokens=True)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(start, num_labels=3).eval()
@@ -613,7 +562,7 @@ def test_special_tokens_of_a_user_are_read_as_such(tmp_path: Path, transformers)
 
 
 def test_what_is_not_the_whole_of_a_model_to_open_is_refused(tmp_path: Path, transformers):
-    start = started(tmp_path / "start", "Bert")
+    start = started(tmp_path / "start", BERT)
     auto = transformers.AutoModelForSequenceClassification
     whole = auto.from_pretrained(start, num_labels=3)
     whole.save_pretrained(tmp_path / "untokenized")
