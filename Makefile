@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the first target that needs it makes. PYTHON: which Python makes it (3.11 or newer).
+# Everything runs in .venv, which the first target that needs it creates. PYTHON: the Python to create it with (3.11 or newer).
 PYTHON ?= python3
 CRAM := .venv/bin/cram
 
@@ -15,13 +15,13 @@ check: install ## format, lint and types
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-faults: install ## kill -9, full disks, lost servers and more, on small runs: 45 minutes; OPTIONS=--quick takes four
+faults: install ## kill -9, full disks, lost servers and more, on small runs: an hour; OPTIONS=--quick takes four minutes
 	.venv/bin/python benchmarks/faults.py $(OPTIONS)
 
 up: install ## Prefect server, worker and the deployments cram/full and cram/study
 	flows/prefect.sh up
 
-down: ## end what `make up` started
+down: ## stop what `make up` started
 	flows/prefect.sh down
 
 install: .venv/installed

@@ -227,38 +227,61 @@ def diff(
     """Compare two artifacts of a stage: reports by scores, filters by the documents that only one of them keeps."""
     check_stages([stage], others=True)
     from tasks.store.artifacts import find
-    from tasks.store.manifests import verify
 
-    pair = [find(stage, a), find(stage, b)]
-    manifests = [artifact.manifest for artifact in pair]
-    for side, artifact, about in zip("AB", pair, manifests, strict=True):
-        finished = escape(printable(about["finished"]))
+    pair = (find(stage, a), find(stage, b))
+    for side, artifact in zip("AB", pair, strict=True):
+        finished = escape(printable(artifact.manifest["finished"]))
         console.print(f"{side}: [bold]{escape(printable(artifact.name))}[/]  finished {finished}", highlight=False)
     if stage == "report":
-        for artifact in pair:
-            verify(artifact)
-        reports = [json.loads((artifact.path / "report.json").read_text(encoding="utf-8")) for artifact in pair]
-        print_differing("parameters", *(about["params"] | {"finetune": about["finetuning"]} for about in reports))
-        print_scores(*reports)
+        print_reports(*pair)
         return
+    first, second = (artifact.manifest for artifact in pair)
     names = ("version", "params", "inputs")
-    print_differing("parameters and inputs", *({name: about.get(name) for name in names} for about in manifests))
-    hollow = [artifact.name for artifact, about in zip(pair, manifests, strict=True) if "hollow" in about]
+    print_differing("parameters and inputs", pick(first, names), pick(second, names))
+    hollow = [artifact.name for artifact in pair if "hollow" in artifact.manifest]
     if stage == "filter" and not hollow:
         print_filters(*pair, samples)
         return
     if stage == "filter":
         say(f"\nThe documents of {' and '.join(hollow)} aren't in this store (hollow), so only counts are compared.")
-    every = [about["stats"] for about in manifests]  # a table repeats them
-    print_differing("statistics", *({name: value for name, value in one.items() if name != "table"} for one in every))
+    print_differing("statistics", without_table(first["stats"]), without_table(second["stats"]))
+
+
+def pick(about: dict, names: Collection[str]) -> dict:
+    """Some fields of a manifest; None for those that it lacks."""
+    return {name: about.get(name) for name in names}
+
+
+def without_table(stats: dict) -> dict:
+    """Statistics without the table, which repeats them."""
+    return {name: value for name, value in stats.items() if name != "table"}
 
 
 def print_differing(what: str, a: dict, b: dict) -> None:
     """Print the fields whose values differ."""
-    a, b = flat(a), flat(b)
-    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
     console.print(f"\n[bold]differing {what}[/]")
-    print_rows([{"": n, "A": brief(a.get(n, "-")), "B": brief(b.get(n, "-"))} for n in names] or [{"": "none"}])
+    of_a = flat(a)
+    of_b = flat(b)
+    rows = []
+    for name in {**of_a, **of_b}:
+        if of_a.get(name) != of_b.get(name):
+            rows.append({"": name, "A": brief(of_a.get(name, "-")), "B": brief(of_b.get(name, "-"))})
+    print_rows(rows or [{"": "none"}])
+
+
+def print_reports(a: "Artifact", b: "Artifact") -> None:
+    """Print in which parameters and scores two reports differ."""
+    from tasks.store.manifests import verify
+
+    contents = []
+    params = []
+    for artifact in (a, b):
+        verify(artifact)
+        about = json.loads((artifact.path / "report.json").read_text(encoding="utf-8"))
+        contents.append(about)
+        params.append(about["params"] | {"finetune": about["finetuning"]})
+    print_differing("parameters", *params)
+    print_scores(*contents)
 
 
 def print_scores(a: dict, b: dict) -> None:
@@ -267,11 +290,11 @@ def print_scores(a: dict, b: dict) -> None:
 
     console.print("\n[bold]scores[/]")
     print_rows(compare_scores(a, b))
-    say("In brackets: 95 % intervals over examples; after ±: standard errors over documents. Smaller differences than")
+    say("In brackets: 95 % intervals over examples; after ±: standard errors over documents. Differences smaller than")
     say("these can be real, since both models were measured on the same examples.")
     if have_other_vocabularies(a, b):
-        say("The vocabularies differ, so one loss is better only if it is also below the other's lower bound, which")
-        say("leaves out what the numbers of pieces cost.")
+        say("The vocabularies differ, so a loss is better only if it is also below the other's lower bound, which")
+        say("leaves out the part of the loss that is for the numbers of pieces.")
 
 
 def print_filters(a: "Artifact", b: "Artifact", most: int) -> None:
@@ -293,9 +316,15 @@ def print_filters(a: "Artifact", b: "Artifact", most: int) -> None:
         if shown:
             console.print(f"\n[bold]sample documents that {keeps} keeps and {drops} drops[/]")
         for row in shown:
-            verdicts = (
-                f"{x}: {row[f'{x} tokens_per_char']:.4g} tokens per character, {row[f'{x} verdict']}" for x in "AB"
-            )
-            say(printable(f"{row['id']} ({row['source']})  {'; '.join(verdicts)}"))
-            text = printable(" ".join(row["text"].split()))
-            console.print(f"    {text}", markup=False, highlight=False, style="dim")
+            print_document(row)
+
+
+def print_document(row: dict) -> None:
+    """Print a document with what both filters measured and decided, and the beginning of its text."""
+    verdicts = []
+    for side in "AB":
+        ratio = f"{row[f'{side} tokens_per_char']:.4g} tokens per character"
+        verdicts.append(f"{side}: {ratio}, {row[f'{side} verdict']}")
+    say(printable(f"{row['id']} ({row['source']})  {'; '.join(verdicts)}"))
+    text = printable(" ".join(row["text"].split()))
+    console.print(f"    {text}", markup=False, highlight=False, style="dim")
