@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from flows.cli.run import parameters
+from flows.cli.run import parameters_in
 from flows.recipes.recipe import RECIPES, STAGES
 from model.errors import InputError
 
@@ -36,7 +36,7 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
     params = getattr(RECIPES[recipe], stage)
     if stage == "decontaminate":
         params = params.model_copy(update={"data": ""})  # a recipe leaves it to finetune.data
-    rows, fields = parameters(stage, recipe), list(leaves(params))
+    rows, fields = parameters_in(recipe, stage), list(leaves(params))
     starts = first_words("params", stage, "--recipe", recipe)
     assert [word for word in starts if word in STAGES] == [stage]
     for (listed, _, shown, description), (name, field, value) in zip(rows, fields, strict=True):
@@ -61,7 +61,7 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
     ],
 )
 def test_the_values_that_a_field_takes_are_in_words(stage: str, name: str, takes: str, value: str):
-    [row] = (row for row in parameters(stage, "crammed-bert") if row[0] == name)
+    [row] = (row for row in parameters_in("crammed-bert", stage) if row[0] == name)
     assert row[1:3] == (takes, value)
 
 
