@@ -282,6 +282,12 @@ def splits_of(files: Splits, own: Iterable[Definition]) -> dict[str, list[str]]:
     return splits
 
 
+def sentences_found(results: list[dict], index: Index) -> Counter[str]:
+    """How many sentences of each task were found in any part."""
+    grams = set(chain.from_iterable(r["grams"] for r in results))
+    return index.sentences_by_task(sorted(grams))
+
+
 def write_samples(samples: Iterable[Sequence], tasks: list[str], out: Path) -> None:
     """Write a few of the documents found for each task, in the order of the tasks."""
     chosen = smallest_of_each(samples, 1, SAMPLES)
@@ -310,8 +316,7 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     documents: Counter[str] = Counter()
     for result in results:
         documents.update(result["documents"])
-    grams = set(chain.from_iterable(r["grams"] for r in results))
-    sentences = Index(work, params.words).sentences_by_task(sorted(grams))
+    sentences = sentences_found(results, Index(work, params.words))
     tasks = {}
     for task, names in splits.items():
         found = {"sentences_found": sentences[task], "documents": documents[task]}

@@ -8,6 +8,7 @@ Writes  part-00000.parquet …  the same parts without the duplicates, in the sa
 import json
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -121,10 +122,8 @@ def find_copies(batches: list[list[Path]], work: Path) -> None:
 
 def keep_rest(number: int, batch: list[Path], drops: Path, out: Path) -> dict:
     """Write the documents of some parts that are in none of the files of `drops`; return counts, and samples of the others."""
-    dropped, firsts = load_range(files_in(drops, "*"), position(number, 0), position(number + 1, 0))
-    order = np.argsort(dropped)
-    dropped = dropped[order]
-    firsts = firsts[order]
+    pairs = load_range(files_in(drops, "*"), position(number, 0), position(number + 1, 0))
+    dropped, firsts = pairs[:, np.argsort(pairs[0])]
     rows = offset_of(dropped)
     kept = Tally()
     gone = Tally()
@@ -180,6 +179,16 @@ def in_sample(document: Document) -> dict:
     return {**document._asdict(), "text": document.text[:SAMPLE_CHARACTERS]}
 
 
+def pair_in_sample(method: str, params: Deduplicate, kept: Document, dropped: Document) -> dict:
+    """A row of the samples of a method that drops documents."""
+    row: dict[str, Any] = {"method": method}
+    if method == "minhash":
+        row["jaccard"] = round(minhash.similarity(kept.text, dropped.text, params.minhash.words), 4)
+    row["kept"] = in_sample(kept)
+    row["dropped"] = in_sample(dropped)
+    return row
+
+
 def drop_duplicates(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Drop the documents that a method finds; return counts and samples: documents kept, and dropped as the same."""
     batches = in_batches(parts)
@@ -193,14 +202,7 @@ def drop_duplicates(method: str, params: Deduplicate, parts: list[Path], out: Pa
 
     rows = []
     for _, first, other in smallest(list(chain.from_iterable(r["samples"] for r in results))):
-        kept = document_of(batches, first)
-        dropped = document_of(batches, other)
-        row: dict[str, Any] = {"method": method}
-        if method == "minhash":
-            row["jaccard"] = round(minhash.similarity(kept.text, dropped.text, params.minhash.words), 4)
-        row["kept"] = in_sample(kept)
-        row["dropped"] = in_sample(dropped)
-        rows.append(row)
+        rows.append(pair_in_sample(method, params, document_of(batches, first), document_of(batches, other)))
     return {
         "kept": add_up([r["kept"] for r in results]),
         "dropped": add_up([r["dropped"] for r in results]),
@@ -233,6 +235,24 @@ def cut_passages(method: str, params: Deduplicate, parts: list[Path], out: Path,
     }
 
 
+def apply(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
+    """The result of a method, which is kept over a crash; the files that led to it are then deleted."""
+    out.mkdir(exist_ok=True)
+    files = work / f"{method}-runs"
+    act = cut_passages if method == "substring" else drop_duplicates
+    result = finish(act, (method, params, parts, out, files), work / f"{method}.json")
+    fsync(work)  # otherwise a power cut could lose the result but not the deletion
+    shutil.rmtree(files, ignore_errors=True)  # larger than the text
+    return result
+
+
+def write_samples(results: Iterable[dict], out: Path) -> None:
+    """Write the samples of all methods."""
+    with out.open("w", encoding="utf-8") as file:
+        for row in chain.from_iterable(result["samples"] for result in results):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
 @stage(version=2, resumes=True)
 def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     """Apply the methods one after the other; count what each dropped or cut, by source."""
@@ -246,13 +266,8 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     results: dict[str, dict] = {}
     before: Path | None = None  # the folder that the previous method wrote to
     for method in params.methods:
-        runs = work / f"{method}-runs"
         written = out if method == params.methods[-1] else work / f"{method}-parts"
-        written.mkdir(exist_ok=True)
-        apply = cut_passages if method == "substring" else drop_duplicates
-        result = finish(apply, (method, params, parts, written, runs), work / f"{method}.json")
-        fsync(work)  # otherwise a power cut could lose the result but not the deletions below
-        shutil.rmtree(runs, ignore_errors=True)  # larger than the text together
+        result = apply(method, params, parts, written, work)
         if before:
             shutil.rmtree(before, ignore_errors=True)
         results[method] = result
@@ -260,9 +275,7 @@ def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
         before = written
         parts = [written / part.name for part in parts]
 
-    with (out / "duplicates.jsonl").open("w", encoding="utf-8") as file:
-        for row in chain.from_iterable(result["samples"] for result in results.values()):
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    write_samples(results.values(), out / "duplicates.jsonl")
     return {
         "parts": len(parts),
         **kept,

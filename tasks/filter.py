@@ -187,6 +187,13 @@ def write_samples(samples: Iterable[Sequence], out: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def read_verdicts(folder: Path) -> pa.Table:
+    """The verdicts of all documents, and the measures that are summed or drawn."""
+    files = sorted(folder.glob("measured-*"))
+    columns = ["source", "verdict", "characters", "tokens", "tokens_per_char"]
+    return pq.read_table(files, columns=columns, read_dictionary=["source", "verdict"]).unify_dictionaries()
+
+
 @stage(version=3, resumes=True)
 def filter(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> dict:
     """Drop documents with too many tokens per character; count and sample what was dropped, by source and reason."""
@@ -198,9 +205,7 @@ def filter(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> d
     results = over_parts(filter_part, jobs, out / WORK / "filtered", "filter")
     write_samples(chain.from_iterable(r["samples"] for r in results), out / "dropped.jsonl")
 
-    columns = ["source", "verdict", "characters", "tokens", "tokens_per_char"]
-    files = sorted(out.glob("measured-*"))
-    measured = pq.read_table(files, columns=columns, read_dictionary=["source", "verdict"]).unify_dictionaries()
+    measured = read_verdicts(out)
     kept = counts_of(measured, KEPT)
     dropped = {reason: counts_of(measured, reason) for reason in rules(params)}
     seen = add_up([kept, *dropped.values()])
@@ -208,6 +213,7 @@ def filter(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> d
     limit = params.max_tokens_per_char
     shown = None if isinstance(limit, str) else limit  # limits by script are not drawn
     plots.ratio_histogram(measured["tokens_per_char"].to_numpy(), is_kept, shown, out / "histogram.png")
+    tokens_kept = int(measured["tokens"].to_numpy()[is_kept].sum())
     quantiles = measures.stats["quantiles"]
     table = sources_table(seen, kept, dropped, quantiles)
     pq.write_table(pa.Table.from_pylist(table), out / "sources.parquet")
@@ -219,7 +225,7 @@ def filter(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> d
         "quantiles": quantiles,
         "measured_with": {
             "vocabulary_entries": measures.stats["vocabulary_entries"],
-            "tokens_kept": int(measured["tokens"].to_numpy()[is_kept].sum()),
+            "tokens_kept": tokens_kept,
         },
         "table": table,
     }

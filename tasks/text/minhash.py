@@ -17,6 +17,7 @@ Works on disk in bounded memory: the sets take 4 bytes a word, the bands 16 byte
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -120,32 +121,45 @@ def set_digests(hashed: np.ndarray, ends: np.ndarray, seed: int) -> np.ndarray:
     return np.array(digests, dtype=np.uint64)
 
 
+class Signed(NamedTuple):
+    """Of the documents of a batch: their buckets, digests of their words in order, and the sizes of their sets."""
+
+    keys: np.ndarray  # (bands, documents) uint64
+    digests: np.ndarray  # (documents,) uint64, others for each part
+    sizes: np.ndarray  # (documents,) int64
+
+
+def write_sets(batch: list[Path], params: MinHash, file: Path) -> Signed:
+    """Write the sets of some parts' documents."""
+    keys = [np.zeros((params.bands, 0), dtype=np.uint64)]
+    digests = [np.zeros(0, dtype=np.uint64)]
+    sizes = [np.zeros(0, dtype=np.int64)]
+    with file.open("wb") as out:
+        for seed, part in enumerate(batch):
+            for texts in group_texts(texts_in(part)):
+                hashed, ends = shingles(texts, params.words)
+                out.write(hashed.data)
+                minima = signatures(hashed, ends, params.bands * params.rows)
+                keys.append(buckets(minima, params.bands))
+                digests.append(set_digests(hashed, ends, seed))
+                sizes.append(np.diff(ends, prepend=0))
+    signed = Signed(np.concatenate(keys, axis=1), np.concatenate(digests), np.concatenate(sizes))
+    sorted_files.save(ends_file(file), np.append(0, np.cumsum(signed.sizes)))
+    return signed
+
+
 def sign(number: int, batch: list[Path], params: MinHash, work: Path) -> dict:
     """Write the sets of some parts' documents, and their buckets.
 
     Of documents of a part with the same words in the same order, only the first is put into buckets: the others are
     compared with it.
     """
-    keys = [np.zeros((params.bands, 0), dtype=np.uint64)]
-    digests = [np.zeros(0, dtype=np.uint64)]
-    sizes = [np.zeros(0, dtype=np.int64)]
-    with sets_file(work, number).open("wb") as file:
-        for seed, part in enumerate(batch):
-            for texts in group_texts(texts_in(part)):
-                hashed, ends = shingles(texts, params.words)
-                file.write(hashed.data)
-                minima = signatures(hashed, ends, params.bands * params.rows)
-                keys.append(buckets(minima, params.bands))
-                digests.append(set_digests(hashed, ends, seed))
-                sizes.append(np.diff(ends, prepend=0))
-    every_size = np.concatenate(sizes)
-    sorted_files.save(ends_file(sets_file(work, number)), np.append(0, np.cumsum(every_size)))
-
-    rows = np.flatnonzero(every_size)  # a document without words is similar to none
-    _, documents, first = sorted_files.group(np.concatenate(digests)[rows], position(number, rows))
+    signed = write_sets(batch, params, sets_file(work, number))
+    rows = np.flatnonzero(signed.sizes)  # a document without words is similar to none
+    _, documents, first = sorted_files.group(signed.digests[rows], position(number, rows))
     save_pairs(work / f"pairs/same-{number:05d}", documents, first, documents != first)
     documents = np.sort(documents[documents == first])
-    save_buckets(number, np.concatenate(keys, axis=1), documents, work)
+    save_buckets(number, signed.keys, documents, work)
     return {"documents": len(documents)}
 
 

@@ -94,33 +94,47 @@ class SentenceBatch(NamedTuple):
         return [*enumerate(prose), *changed]
 
 
-def write_index(batches: Iterable[SentenceBatch], tasks: list[str], n: int, folder: Path) -> dict[str, dict]:
-    """Write the runs of n words of the tasks' sentences to files that `Index` reads, and count by task."""
-    rows: list[tuple] = []
-    hashes = [np.zeros(0, np.uint64)]
-    owners = [np.zeros(0, np.int64)]
-    counts = {task: {"sentences": 0, "too_short": 0, "ngrams": 0} for task in tasks}
-    for batch in batches:
+class SentenceNgrams:
+    """The n-grams of sentences, and the sentences that have any: rows of SENTENCE."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.rows: list[tuple] = []
+        self.hashes = [np.zeros(0, np.uint64)]
+        self.owners = [np.zeros(0, np.int64)]
+
+    def add(self, batch: SentenceBatch) -> int:
+        """Add those of a batch; return how many of its sentences are too short to have any."""
         forms = batch.forms()
-        hashed, ends = ngrams([text for _, text in forms], n)
+        hashed, ends = ngrams([text for _, text in forms], self.n)
         sizes = np.diff(ends, prepend=0)
         long = np.flatnonzero(sizes)
-        hashes.append(hashed)
-        owners.append(np.repeat(len(rows) + np.arange(len(long)), sizes[long]))
+        self.hashes.append(hashed)
+        self.owners.append(np.repeat(len(self.rows) + np.arange(len(long)), sizes[long]))
         for number in long.tolist():
             i, text = forms[number]
-            rows.append((batch.task, batch.split, batch.row + i, batch.column, text))
-        sentences = len(batch.texts)
-        counts[batch.task]["sentences"] += sentences
-        counts[batch.task]["too_short"] += int(np.count_nonzero(sizes[:sentences] == 0))
+            self.rows.append((batch.task, batch.split, batch.row + i, batch.column, text))
+        return int(np.count_nonzero(sizes[: len(batch.texts)] == 0))
 
-    every = np.concatenate(hashes)
-    owner = np.concatenate(owners)
-    order = np.lexsort((owner, every))
-    every = every[order]
-    owner = owner[order]
-    save_index(every, owner, rows, folder)
-    for task, number in ngrams_by_task(every, owner, [task for task, *_ in rows]).items():
+    def in_order(self) -> tuple[np.ndarray, np.ndarray]:
+        """All n-grams in ascending order, and the number of the row that has each."""
+        hashed = np.concatenate(self.hashes)
+        owner = np.concatenate(self.owners)
+        order = np.lexsort((owner, hashed))
+        return hashed[order], owner[order]
+
+
+def write_index(batches: Iterable[SentenceBatch], tasks: list[str], n: int, folder: Path) -> dict[str, dict]:
+    """Write the runs of n words of the tasks' sentences to files that `Index` reads, and count by task."""
+    counts = {task: {"sentences": 0, "too_short": 0, "ngrams": 0} for task in tasks}
+    found = SentenceNgrams(n)
+    for batch in batches:
+        counts[batch.task]["sentences"] += len(batch.texts)
+        counts[batch.task]["too_short"] += found.add(batch)
+    hashed, owner = found.in_order()
+    save_index(hashed, owner, found.rows, folder)
+    of_tasks = ngrams_by_task(hashed, owner, [task for task, *_ in found.rows])
+    for task, number in of_tasks.items():
         counts[task]["ngrams"] = number
     return counts
 

@@ -27,6 +27,7 @@ from tasks.corpus.parts import SAMPLE_CHARACTERS, Tally, count, rewritten, small
 from tasks.text import sorted_files
 from tasks.text.sorted_files import batch_of, files_in, group, load_range, offset_of, save_sorted
 from tasks.text.windows import (
+    Chunk,
     Text,
     anchors,
     anchors_in,
@@ -90,21 +91,34 @@ def windows_with(places: np.ndarray, whole: np.ndarray, n: int) -> np.ndarray:
     return sliding(np.logical_or, begins, width) & whole
 
 
+def divide_windows(
+    text: Text, chunk: Chunk, positions: np.ndarray, firsts: np.ndarray, files: list[Path]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The windows of a chunk with anchors at these positions: those that are shown to be repeated, and the others.
+
+    (3, n) where intervals of the former begin, where their bytes end, and the position of a copy; (2, n) where
+    intervals of the latter begin and end in the text.
+    """
+    places = offset_of(positions) - chunk.start
+    chosen = windows_with(places, text.whole(chunk), text.n)
+    later = positions - firsts >= text.n
+    same, copies = follow(places[later], text.read(chunk), firsts[later], files, text.n)
+    same &= chosen
+    starts, stops = intervals(same, copies)
+    origin = text.position(chunk.start)
+    again = np.stack((origin + starts, origin + stops + text.n - 1, copies[starts]))
+    return again, chunk.start + np.stack(intervals(chosen & ~same))
+
+
 def extend(number: int, n: int, files: list[Path], work: Path) -> dict:
     """Write the windows of a batch that its anchors show to be repeated, and the others that have a repeated anchor."""
     text = Text(number, files[number], n)
     again = [np.zeros((3, 0), dtype=np.int64)]
     held = [np.zeros((2, 0), dtype=np.int64)]
     for chunk, positions, firsts in text.load(work / "repeated", reach=anchors_in(n) - 1):
-        places = offset_of(positions) - chunk.start
-        chosen = windows_with(places, text.whole(chunk), n)
-        later = positions - firsts >= n
-        same, copies = follow(places[later], text.read(chunk), firsts[later], files, n)
-        same &= chosen
-        starts, stops = intervals(same, copies)
-        origin = text.position(chunk.start)
-        again.append(np.stack((origin + starts, origin + stops + n - 1, copies[starts])))
-        held.append(chunk.start + np.stack(intervals(chosen & ~same)))
+        repeated, others = divide_windows(text, chunk, positions, firsts, files)
+        again.append(repeated)
+        held.append(others)
     save_sorted(work / f"again/{number:05d}", *np.concatenate(again, axis=1))
     starts, stops = np.concatenate(held, axis=1)
     save_sorted(work / f"held/{number:05d}", starts, stops)
@@ -314,6 +328,12 @@ class Cuts:
         return rows, left
 
 
+def count_lost(tally: Tally, before: pa.Table, after: pa.Table, rows: pa.Array) -> None:
+    """Count the documents in these rows, and the characters that they have lost."""
+    lost = pc.subtract(pc.utf8_length(before["text"]), pc.utf8_length(after["text"]))
+    count(tally, before.take(rows), lost.take(rows))
+
+
 def cut_batch(number: int, batch: list[Path], n: int, files: list[Path], work: Path, out: Path) -> dict:
     """Write the documents of some parts without repeated windows; those with only white space left are dropped."""
     text = Text(number, files[number], n)
@@ -335,9 +355,7 @@ def cut_batch(number: int, batch: list[Path], n: int, files: list[Path], work: P
             file.write_table(written)
         count(kept, written)
         count(gone, table.filter(pa.array(~stays)))
-        partly = pa.array(rows[~is_blank])
-        lost = pc.subtract(pc.utf8_length(table["text"]), pc.utf8_length(after["text"]))
-        count(cut, table.take(partly), lost.take(partly))
+        count_lost(cut, table, after, pa.array(rows[~is_blank]))
     return {
         "kept": kept.counts(),
         "dropped": gone.counts(),
