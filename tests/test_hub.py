@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import random
@@ -370,6 +371,12 @@ def test_errors_that_may_pass_are_told_from_others():
         problem = OSError("no answer")
         problem.response = SimpleNamespace(status_code=status)
         assert isinstance(hub.error("toy/toy", problem), hub.Unreachable) == expected, status
+
+
+def test_a_file_that_ends_early_is_a_lost_connection_and_not_damage():
+    file = hub.File("a.jsonl.zst", bytes=9)
+    with pytest.raises(hub.Unreachable, match=r"toy/toy .*a\.jsonl\.zst ended after 3 bytes"):
+        list(hub.read_checked(hub.Source("toy/toy", "", ""), file, io.BytesIO(b"abc")))
 
 
 def test_a_parquet_shard_that_the_hub_stops_sending_is_not_damaged(online: Hub):
