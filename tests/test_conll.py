@@ -106,6 +106,7 @@ OF_2003 = of_2003, lambda i, words: [] if i % 9 else ["-DOCSTART- -X- O O", ""]
         ("a.txt", OF_2003, " ", {}, "ner"),
         ("a.conll", OF_2003, " ", {"label": "2", "text": "1"}, None),
         ("wnut17.conll", (two,), "\t", {}, "ner"),
+        ("a.tsv", (two,), "\t", {"label": "2", "text": "1"}, "ner"),
         ("a.bio", (two, lambda i, words: [] if i % 7 else ["# newdoc"]), " ", {}, "ner"),
         ("a.bio", (two, lambda i, words: [f"# text = {' '.join(words)}", f"#id={i}"]), " ", {}, "ner"),
         ("a.conll", (lambda i, words: [[w, "_", "_", tag(w)] for w in words],
@@ -143,7 +144,7 @@ def test_tokens_and_tags_are_those_that_were_written(tmp_path: Path, name, form,
          " ", {}, ["line 31 has 2 fields", "line 30 has 3"]),
     ],
 )  # fmt: skip
-def test_columns_that_cannot_be_told_are_refused_by_the_field_and_shown(tmp_path, name, form, separator, asked, words):
+def test_columns_that_are_not_clear_are_refused_by_the_field_and_shown(tmp_path, name, form, separator, asked, words):
     path = written(tmp_path / name, *form, separator=separator)
     with pytest.raises(InputError) as problem:
         read(path, kind="tokens", **asked)
@@ -200,7 +201,8 @@ def test_a_line_that_names_the_columns_is_left_out_and_a_tag_of_that_name_stays(
 def test_a_tsv_with_a_header_is_a_table(tmp_path: Path):
     lines = ["tokens\ttags", *(f"['a', '{i}']\t['O', 'B-X']" for i in range(40))]
     (tmp_path / "a.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert read(tmp_path / "a.tsv", kind="tokens").task.labels == ("B-X", "O")
+    for asked in ({}, {"text": "tokens", "label": "tags"}):
+        assert read(tmp_path / "a.tsv", kind="tokens", **asked).task.labels == ("B-X", "O")
 
 
 def test_a_folder_of_universal_dependencies_is_found_by_its_splits(tmp_path: Path):

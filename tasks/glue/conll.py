@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from model.errors import InputError
 from model.wording import counted
-from tasks.corpus.containers import BUFFER, content_of, reading
+from tasks.corpus.containers import content_of, open_raw, reading
 from tasks.glue.tags import OUTSIDE
 
 TOKENS, TAGS = "tokens", "tags"
@@ -219,7 +219,7 @@ def in_iob2(brackets: list[re.Match[str]]) -> list[str]:
 
 def blocks(path: Path, where: str, encoding: str) -> Iterator[list[Line]]:
     """The lines between blank lines, with their fields: between tabs, or blanks if a line has no tab within."""
-    with reading(where), path.open("rb", BUFFER) as file:
+    with reading(where), open_raw(path) as file:
         _, content = content_of(file, where, encoding)
         text = io.TextIOWrapper(content, "utf-8").read()
     block: list[Line] = []
