@@ -555,6 +555,11 @@ def test_probes_without_spaces_between_words_have_none(store: Path, task: str):
             assert " " not in row["sentence"]
 
 
+def test_another_sentence_is_any_of_the_other_documents():
+    random = np.random.default_rng(0)
+    assert {probes.another([*"abcdef"], range(2, 4), random) for _ in range(200)} == {*"abef"}
+
+
 def test_probes_have_no_documents_that_the_vocabulary_does_not_read_and_need_some(store: Path):
     russian = ["Это предложение из восьми слов и нескольких букв. " * 9] * 200
     english = [document(random.Random(i), 9) for i in range(200)]

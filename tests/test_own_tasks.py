@@ -412,9 +412,10 @@ def test_a_key_follows_the_data_and_how_it_is_read_not_where_it_lies(tmp_path: P
     others = [
         own.model_copy(update=change) for change in ({"label": "text"}, {"metric": "macro_f1"}, {"validation": 0.2})
     ]
+    others.append(own.model_copy(update={"data": shutil.copy(tmp_path / "a.csv", tmp_path / "a.tsv")}))
     identities = [json.dumps(files.identity(each)) for each in (own, *others)]
     write_rows(tmp_path / "a.csv", rows_of(2))
-    assert len({*identities, json.dumps(files.identity(own))}) == 5
+    assert len({*identities, json.dumps(files.identity(own))}) == 6
     [run] = Finetune(tasks=[own.model_copy(update={"epochs": 7})], seeds=1, epochs=2).runs()
     assert (run.identity()["task"], run.identity()["epochs"]) == ("a", 7)
 
