@@ -131,6 +131,13 @@ def test_the_loss_is_the_models_with_the_pieces_of_a_word_revealed_from_left_to_
     np.testing.assert_allclose(nats, expected, rtol=1e-5)
 
 
+def test_what_stands_for_padding_changes_nothing():
+    held, model = packed([100, 30, 5]), encoder(positions="rotary", funnel=1, layers=3, tied=False)
+    before, _ = document_losses(model, held, MASK, HERE)
+    model.embedding.word.weight.data[PAD].normal_()  # not a constant, which the norm would take away
+    np.testing.assert_allclose(document_losses(model, held, MASK, HERE)[0], before, rtol=1e-5)
+
+
 def test_a_model_that_knows_the_text_is_between_the_bounds_whatever_its_pieces():
     held = packed([200, 60])
     found, whole = (
