@@ -209,14 +209,14 @@ def test_a_worker_of_many_threads_is_refused(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(distributed, "get_worker", Worker)
     with pytest.raises(InputError, match=r"tcp://somewhere:1.*--nworkers 4 --nthreads 1"):
-        jobs.measured_there(b"", str(tmp_path), jobs.edition())
+        jobs.measure_there(b"", str(tmp_path), jobs.edition())
 
 
 @pytest.mark.parametrize(
     "error", [distributed.KilledWorker("square-3", SimpleNamespace(address="tcp://w:1"), 3), MemoryError()], ids=repr
 )
 def test_a_part_that_no_worker_survives_is_an_input_error(error: Exception):
-    problem = jobs.explained(error, "tcp://somewhere:1", "square")
+    problem = jobs.explain(error, "tcp://somewhere:1", "square")
     assert isinstance(problem, InputError)
     assert "'square'" in str(problem)
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -265,54 +264,35 @@ def test_the_fork_server_has_one_thread_and_the_libraries_and_workers_the_enviro
 LONG_NAME = "job-" + "x" * 80
 
 
-@pytest.mark.parametrize(
-    ("mode", "name", "expected"),
-    [
-        (0o700, "run", "run"),
-        (0o755, "run", "/tmp"),  # others may look into it
-        (0o700, LONG_NAME, "/tmp"),
-        (None, "run", "/tmp"),
-    ],
-)
-def test_sockets_are_in_a_short_directory_of_this_user_alone_if_tmpdir_is_long(
-    mode, name: str, expected: str, tmp_path
-):
-    folder, usual = tmp_path / "work", tmp_path / LONG_NAME
-    runtime = Path(tempfile.mkdtemp(prefix="cram-", dir="/tmp"), name)
-    try:
-        for path in (folder, usual):
-            path.mkdir()
+@pytest.mark.parametrize("mode", [None, 0o755, 0o700])
+@pytest.mark.parametrize("name", ["run", LONG_NAME])
+def test_a_directory_of_this_user_alone_whose_path_is_short_takes_the_sockets(monkeypatch, mode, name: str):
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{LONG_NAME}")
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="cram-") as folder:
+        runtime = Path(folder, name)
         if mode:
             runtime.mkdir(mode=mode)
-        process = start(folder, ADDRESS, TMPDIR=str(usual), XDG_RUNTIME_DIR=str(runtime))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        fits = mode == 0o700 and name == "run"
+        assert processes.place_for_sockets() == (str(runtime) if fits else "/tmp")
+    monkeypatch.setattr(processes, "socket_places", lambda: iter(()))
+    with pytest.raises(InputError, match=f"TMPDIR is '/tmp/{LONG_NAME}'"):
+        processes.place_for_sockets()
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_longest_tmpdir_in_which_sockets_fit_is_used_as_it_is(tmp_path, beyond: int):
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="cram-") as short:
+        length = processes.LONGEST_SOCKET - len(processes.WITHIN_TMPDIR) + beyond
+        usual = Path(short, "x" * (length - len(short) - 1))
+        usual.mkdir()
+        process = start(tmp_path, ADDRESS, TMPDIR=str(usual), XDG_RUNTIME_DIR="")
         printed = process.communicate(timeout=LONG)[0]
         kept, address, rights, *found = printed.split()
         assert (kept, found) == (str(usual), [str(number) for number in SQUARES]), printed
         place = Path(address).parent
-        assert (place.parent, rights) == (runtime if expected == "run" else Path(expected), "0o40700")
+        assert (place.parent, rights) == (Path("/tmp") if beyond else usual, "0o40700")
         assert not place.exists(), "it is removed at the end"
-    finally:
-        shutil.rmtree(runtime.parent)
-
-
-@pytest.mark.parametrize("beyond", [0, 1])
-def test_the_longest_tmpdir_in_which_sockets_fit_is_used_as_it_is(beyond: int):
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="cram-") as short:
-        length = processes.LONGEST_SOCKET - len(processes.WITHIN_TMPDIR) + beyond
-        usual, folder = Path(short, "x" * (length - len(short) - 1)), Path(short, "work")
-        usual.mkdir()
-        folder.mkdir()
-        printed = start(folder, ADDRESS, TMPDIR=str(usual), XDG_RUNTIME_DIR="").communicate(timeout=LONG)[0]
-        _, address, _, *found = printed.split()
-        assert len(found) == len(SQUARES), printed
-        assert Path(address).parents[1] == (Path("/tmp") if beyond else usual)
-
-
-def test_without_any_place_for_sockets_the_user_is_asked_for_a_shorter_tmpdir(monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{LONG_NAME}")
-    monkeypatch.setattr(processes, "socket_places", lambda: iter(()))
-    with pytest.raises(InputError, match=f"TMPDIR is '/tmp/{LONG_NAME}'"):
-        processes.place_sockets.__wrapped__()
 
 
 def test_threads_can_have_workers_at_the_same_time_and_leave_this_process_as_it_was(tmp_path, two_workers):
@@ -350,7 +330,6 @@ def test_work_that_only_a_script_has_is_refused(tmp_path, two_workers, monkeypat
     [
         (PARTS, signal.SIGKILL),
         (PARTS, signal.SIGINT),
-        (PARTS, signal.SIGTERM),
         (RUNS, signal.SIGINT),
     ],
 )

@@ -34,14 +34,11 @@ def finetunes() -> int | None:
 
 
 def at_once(runs: int, bytes_each: int = BYTES_A_RUN) -> int:
-    """How many of `runs` go on at a time: CRAM_FINETUNES, or as many as cores, memory and GPU allow."""
+    """How many of `runs` are trained at a time: CRAM_FINETUNES, or as many as cores, memory and GPU allow."""
     asked = finetunes()
     if runs <= 1:
         return runs
-    torch = sys.modules.get("torch")
-    if torch and torch.cuda.is_initialized():  # what this process keeps for itself is for those of the runs
-        gc.collect()
-        torch.cuda.empty_cache()
+    give_back_memory()
     if asked:
         return min(asked, runs)
     import torch
@@ -49,11 +46,23 @@ def at_once(runs: int, bytes_each: int = BYTES_A_RUN) -> int:
     from model import limits, machine
 
     if machine.detect().device.type == "cuda":
-        return max(1, min(ON_A_GPU, runs, torch.cuda.mem_get_info()[0] // bytes_each))
-    return max(1, min(processes.workers(), runs, limits.available_memory() // bytes_each))
+        free = torch.cuda.mem_get_info()[0]
+        most = ON_A_GPU
+    else:
+        free = limits.available_memory()
+        most = processes.workers()
+    return max(1, min(most, runs, free // bytes_each))
 
 
-def reporting(work: Callable, arguments: tuple, threads: int) -> Any:
+def give_back_memory() -> None:
+    """Give back what this process keeps of a GPU's memory for itself: that is for the processes of the runs."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def run_with_reports(work: Callable[..., Any], arguments: tuple[Any, ...], threads: int) -> Any:
     """In a worker: work(*arguments, report) with so many threads of torch; its reports go to the parent."""
     # one, since other runs compile beside it; and it leaves no processes behind
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -66,7 +75,7 @@ def reporting(work: Callable, arguments: tuple, threads: int) -> Any:
         nonlocal last
         if time.monotonic() - last > SECONDS_BETWEEN_REPORTS:
             last = time.monotonic()
-            processes.tell(amount, note)
+            processes.report(amount, note)
 
     return work(*arguments, report)
 
@@ -75,18 +84,26 @@ class RunPool:
     """Processes for up to `count` of `runs`, and their progress towards `total` in one bar."""
 
     def __init__(self, count: int, total: float, runs: int, bar: Progress, own: processes.Processes) -> None:
-        self.processes, self.threads, self.bar = own, max(1, processes.workers() // count), bar
-        self.lock, self.start, self.opener = threading.Lock(), time.monotonic(), threading.current_thread()
-        self.total, self.runs, self.done = total, runs, 0
-        self.seen: dict[object, float] = {}  # of each run
+        self.processes = own
+        self.threads = max(1, processes.workers() // count)  # of each process
+        self.bar = bar
+        self.total = total
+        self.runs = runs
+        self.opener = threading.current_thread()
+        self.start = time.monotonic()
+        self.lock = threading.Lock()
+        self.done = 0  # runs
+        self.seen: dict[object, float] = {}  # the amount of each run so far
 
-    def call(self, work: Callable, arguments: tuple, amount: float, label: str) -> Any:
+    def call(self, work: Callable[..., Any], arguments: tuple[Any, ...], amount: float, label: str) -> Any:
         """What work(*arguments, report) returns in one of the processes."""
         run = object()
+
+        def hear(seen: float, note: str) -> None:
+            self.show(run, seen, label, note)
+
         try:
-            result, *used = self.processes.call(
-                reporting, work, arguments, self.threads, hear=lambda seen, note: self.show(run, seen, label, note)
-            )
+            result, seconds, peak_mib = self.processes.call(run_with_reports, work, arguments, self.threads, hear=hear)
         except processes.Lost as error:
             if self.processes.ended:
                 raise InputError(
@@ -99,7 +116,7 @@ class RunPool:
         finally:
             with self.lock:
                 self.done += 1
-        usage.add(*used)
+        usage.add(seconds, peak_mib)
         self.show(run, amount)
         return result
 
@@ -107,11 +124,20 @@ class RunPool:
         """Show how far a run is, and when all will be done."""
         with self.lock:
             self.seen[run] = max(amount, self.seen.get(run, 0))
-            so_far, seconds = sum(self.seen.values()), time.monotonic() - self.start
-            minutes = seconds * max(0, self.total / so_far - 1) / 60 if so_far else 0
-            left = "" if sys.stderr.isatty() else f" done, about {minutes:.0f} min left"  # a bar shows the time left
-            note = f"; {label.removeprefix('finetune ')} {note}" if note else ""
-            self.bar.update(so_far - self.bar.count, f"{self.done} of {counted(self.runs, 'run')}{left}{note}")
+            so_far = sum(self.seen.values())
+            shown = f"{self.done} of {counted(self.runs, 'run')}"
+            if not sys.stderr.isatty():  # a bar shows the time left
+                shown += f" done, about {self.minutes_left(so_far):.0f} min left"
+            if note:
+                shown += f"; {label.removeprefix('finetune ')} {note}"
+            self.bar.update(so_far - self.bar.count, shown)
+
+    def minutes_left(self, so_far: float) -> float:
+        """How long the rest takes at the pace so far."""
+        if not so_far:
+            return 0
+        seconds = time.monotonic() - self.start
+        return seconds * max(0, self.total / so_far - 1) / 60
 
 
 @contextmanager
@@ -129,7 +155,7 @@ def several(count: int, total: float, runs: int) -> Iterator[RunPool]:
         pool = None  # not after an error: the threads may still be there
 
 
-def in_worker(work: Callable, arguments: tuple, amount: float, label: str) -> Any:
+def in_worker(work: Callable[..., Any], arguments: tuple[Any, ...], amount: float, label: str) -> Any:
     """What work(*arguments, report) returns: within `several` in one of its processes, or else in this one.
 
     `work` calls report(amount so far, note).

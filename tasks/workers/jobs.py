@@ -18,25 +18,27 @@ import platform
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from model.errors import InputError, warn_once
 from model.files import UNSUPPORTED
 from model.wording import counted
 from tasks.store.home import CODE
 from tasks.store.locks import flock
-from tasks.workers.processes import ONE_THREAD, Lost, Measured, Processes, measured, reset_usage, usage, workers
+from tasks.workers.processes import ONE_THREAD, Lost, Measured, Processes, reset_usage, usage, with_usage, workers
 from tasks.workers.progress import Progress
 
 if TYPE_CHECKING:
     from distributed import Client
 
 SECONDS_BETWEEN_CHECKS = 2
+Job = tuple[Any, ...]  # arguments of work
+Result = TypeVar("Result")  # of work, plain JSON
 libc = ctypes.CDLL(None, use_errno=True)
 CONNECT_SECONDS = 10
 PATIENCE_SECONDS = 60  # to wait for a worker where there is none
@@ -56,9 +58,19 @@ class Refused(InputError):
         self.worker = worker
 
 
-# submit(work, *arguments), whose future gives `Measured`; and what raises when the workers are gone, to call in
-# between, and with what a future raises as `Refused`, to leave that worker out
-Place = tuple[Callable[..., Future], Callable[..., None]]
+class Place:
+    """Where work is done."""
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Measured]:
+        """Have work(*arguments) done. The future may raise Refused."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise an error if there are no workers; called every few seconds."""
+
+    def leave_out(self, refusal: Refused) -> None:
+        """Do without the worker that has refused; raise the refusal if none is left."""
+        raise refusal
 
 
 @functools.cache  # in a worker: as of its import of this code, which may have been edited since
@@ -76,13 +88,14 @@ def connect(address: str) -> "Client":
         from distributed import Client, Security, comm
     except ImportError as error:
         raise InputError(
-            f"CRAM_DASK is {address}, but the package `distributed` is missing. Install it with "
-            "`pip install -e '.[dask]'`, or unset CRAM_DASK to use this machine's cores."
+            f"CRAM_DASK is {address}, but the package `distributed` is missing. Install it with `pip install -e "
+            "'.[dask]'`, or unset CRAM_DASK to use this machine's cores."
         ) from error
 
     async def greet() -> None:  # first, since a Client that fails to connect leaves threads behind
         security = Security().get_connection_args("client")
-        await (await comm.connect(address, timeout=CONNECT_SECONDS, **security)).close()
+        connection = await comm.connect(address, timeout=CONNECT_SECONDS, **security)
+        await connection.close()
 
     try:
         with ThreadPoolExecutor(1) as thread:  # this thread may have an event loop, as in a notebook
@@ -96,7 +109,7 @@ def connect(address: str) -> "Client":
 
 
 class Call:
-    """Unpickling this calls `measured_there`.
+    """Unpickling this calls `measure_there`.
 
     So the cluster runs `pickle.loads`: the scheduler does not need cram, and a worker without cram raises an error.
     """
@@ -104,11 +117,11 @@ class Call:
     def __init__(self, *arguments: object) -> None:
         self.arguments = arguments
 
-    def __reduce__(self) -> tuple:
-        return measured_there, self.arguments
+    def __reduce__(self) -> tuple[Callable[..., Measured], tuple[object, ...]]:
+        return measure_there, self.arguments
 
 
-def measured_there(pickled: bytes, marker: str, expected: dict[str, str]) -> Measured:
+def measure_there(pickled: bytes, marker: str, expected: dict[str, str]) -> Measured:
     """Do and measure the pickled (work, *arguments). Raises Refused first if this worker can't.
 
     `marker` is a file in the store that the worker must see; `expected` the `edition` of the process that asks.
@@ -116,90 +129,138 @@ def measured_there(pickled: bytes, marker: str, expected: dict[str, str]) -> Mea
     from distributed import get_worker
 
     worker = get_worker()
-    threads, own = worker.state.nthreads, edition()
-    wrong = [f"{what} {own[what]} (here {version})" for what, version in expected.items() if own[what] != version]
-    unseen = next((path for path in (*reversed(Path(marker).parents), Path(marker)) if not path.exists()), None)
-    reasons = {
-        f"runs {threads} parts at once in one process, where they slow each other down. Start workers as processes of "
-        f"one thread each: `dask worker SCHEDULER --nworkers {threads} --nthreads 1`.": threads > 1,
-        f"has {', '.join(wrong)}. The bytes of an artifact may depend on these: install the same versions and commit "
-        "there, and restart the worker.": wrong,
-        f"doesn't see {unseen}. {SHARED}": unseen,
-    }
-    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+    reason = problem_of(worker.state.nthreads, Path(marker), expected)
+    if reason:
         raise Refused(f"The Dask worker {worker.address} on {socket.gethostname()} {reason}", worker.address)
     os.environ.update(ONE_THREAD)
     reset_usage()
-    return measured(*pickle.loads(pickled))
+    return with_usage(*pickle.loads(pickled))
 
 
-def explained(error: Exception, address: str, label: str) -> Exception:
+def problem_of(threads: int, marker: Path, expected: dict[str, str]) -> str:
+    """Why a worker with so many threads can't do any part, after its name; empty if it can."""
+    if threads > 1:
+        return (
+            f"runs {threads} parts at once in one process, where they slow each other down. Start workers as processes "
+            f"of one thread each: `dask worker SCHEDULER --nworkers {threads} --nthreads 1`."
+        )
+    own = edition()
+    wrong = [f"{what} {own[what]} (here {version})" for what, version in expected.items() if own[what] != version]
+    if wrong:
+        return (
+            f"has {', '.join(wrong)}. The bytes of an artifact may depend on these: install the same versions and "
+            "commit there, and restart the worker."
+        )
+    for path in (*reversed(marker.parents), marker):
+        if not path.exists():
+            return f"doesn't see {path}. {SHARED}"
+    return ""
+
+
+def explain(error: Exception, address: str, label: str) -> Exception:
     """An InputError for an error of the cluster; any other error unchanged."""
     from distributed import KilledWorker
 
-    reasons = {
-        KilledWorker: f"A part of '{label}' lost every worker of the Dask cluster that tried it, most likely for lack "
-        "of memory: start fewer workers per machine, or give them more (--memory-limit).",
-        MemoryError: f"A worker of the Dask cluster ran out of memory in '{label}': start fewer per machine.",
-        CancelledError: f"The connection to the Dask scheduler at {address} was lost during '{label}'.",
-        ImportError: f"A worker of the Dask cluster lacks what cram needs: {error}. Install the same cram as here in "
-        "the Python of every worker.",
-        FileNotFoundError: f"A worker of the Dask cluster doesn't find {getattr(error, 'filename', '')}. {SHARED}",
-    }
-    for kind, reason in reasons.items():
-        if isinstance(error, kind):
-            return InputError(f"{reason} Fix this and run again; the finished parts of '{label}' are kept.")
-    return error
+    match error:
+        case KilledWorker():
+            reason = (
+                f"A part of '{label}' lost every worker of the Dask cluster that tried it, most likely for lack of "
+                "memory: start fewer workers per machine, or give them more (--memory-limit)."
+            )
+        case MemoryError():
+            reason = f"A worker of the Dask cluster ran out of memory in '{label}': start fewer per machine."
+        case CancelledError():
+            reason = f"The connection to the Dask scheduler at {address} was lost during '{label}'."
+        case ImportError():
+            reason = (
+                f"A worker of the Dask cluster lacks what cram needs: {error}. Install the same cram as here in the "
+                "Python of every worker."
+            )
+        case FileNotFoundError():
+            reason = f"A worker of the Dask cluster doesn't find {error.filename}. {SHARED}"
+        case _:
+            return error
+    return InputError(f"{reason} Fix this and run again; the finished parts of '{label}' are kept.")
+
+
+class Cluster(Place):
+    """The workers of a Dask scheduler, those that join later too."""
+
+    def __init__(self, address: str, label: str, marker: Path) -> None:
+        self.address = address
+        self.label = label
+        self.marker = marker
+        self.client = connect(address)
+        self.pool = self.client.get_executor(pure=False)
+        self.seen = time.monotonic()  # when there last was a worker
+        self.refused: set[str] = set()  # addresses of workers
+        self.others: dict[str, Any] = {}  # which workers may do the work
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Measured]:
+        """Have work(*arguments) done."""
+        call = Call(pickle.dumps((work, *arguments)), str(self.marker), edition())
+        key = f"{self.label}-{uuid.uuid4().hex}"
+        return self.pool.submit(pickle.loads, pickle.dumps(call), key=key, **self.others)
+
+    def workers(self) -> list[str]:
+        """The addresses of the workers that have not refused."""
+        try:
+            there = list(self.client.nthreads())
+        except OSError as error:
+            raise CancelledError from error
+        left = [worker for worker in there if worker not in self.refused]
+        if left:
+            self.seen = time.monotonic()
+        return left
+
+    def check(self) -> None:
+        """Raise InputError if there have been no workers for long."""
+        if not self.workers() and time.monotonic() - self.seen > PATIENCE_SECONDS:
+            raise InputError(
+                f"The Dask scheduler at {self.address} has had no workers for {PATIENCE_SECONDS} s. Start some with "
+                f"`dask worker {self.address} --nthreads 1`, and run again; the finished parts of '{self.label}' are "
+                "kept."
+            )
+
+    def leave_out(self, refusal: Refused) -> None:
+        """Do without the worker that has refused; raise the refusal if none is left."""
+        self.refused.add(refusal.worker)
+        left = self.workers()
+        if not left:
+            raise refusal
+        warn_once(f"{refusal} It is left out.")
+        # other workers only if none of these is there any more
+        self.others = {"workers": left, "allow_other_workers": True}
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self.pool.shutdown(wait=False)
+        self.client.close()
 
 
 @contextmanager
 def cluster(address: str, label: str, done: Path) -> Iterator[Place]:
     """The workers of the scheduler at this address, those that join later too."""
-    client, marker, seen = connect(address), done / f"{uuid.uuid4().hex}.shared", time.monotonic()
+    marker = done / f"{uuid.uuid4().hex}.shared"
+    place = Cluster(address, label, marker)
     marker.touch()
-    pool, refused, others = client.get_executor(pure=False), set(), {}
-
-    def submit(*call: object) -> Future:
-        pickled = pickle.dumps(Call(pickle.dumps(call), str(marker), edition()))
-        return pool.submit(pickle.loads, pickled, key=f"{label}-{uuid.uuid4().hex}", **others)
-
-    def check(refusal: Refused | None = None) -> None:
-        nonlocal seen
-        if refusal:
-            refused.add(refusal.worker)
-        try:
-            left = [worker for worker in client.nthreads() if worker not in refused]
-        except OSError as error:
-            raise CancelledError from error
-        if refusal and not left:
-            raise refusal
-        if refusal:
-            warn_once(f"{refusal} It is left out.")
-            others.update(workers=left, allow_other_workers=True)  # other ones only if none of these is there any more
-        if left:
-            seen = time.monotonic()
-        elif time.monotonic() - seen > PATIENCE_SECONDS:
-            raise InputError(
-                f"The Dask scheduler at {address} has had no workers for {PATIENCE_SECONDS} s. Start some with "
-                f"`dask worker {address} --nthreads 1`, and run again; the finished parts of '{label}' are kept."
-            )
-
     for name in ("distributed.client", "tornado.application"):  # they log tracebacks of what is lost or cancelled
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
-        log.info("%s: on %s of the Dask cluster at %s", label, counted(len(client.nthreads()), "worker"), address)
-        yield submit, check
+        workers = counted(len(place.client.nthreads()), "worker")
+        log.info("%s: on %s of the Dask cluster at %s", label, workers, address)
+        yield place
     except Exception as error:
-        if (problem := explained(error, address, label)) is error:
+        problem = explain(error, address, label)
+        if problem is error:
             raise
         raise problem from error
     finally:
-        pool.shutdown(wait=False)
-        client.close()
+        place.close()
         marker.unlink(missing_ok=True)
 
 
-def read_result(done: Path) -> dict | None:
+def read_result(done: Path) -> Any:
     """The result of a finished part, or None."""
     try:
         return json.loads(done.read_bytes())
@@ -207,7 +268,7 @@ def read_result(done: Path) -> dict | None:
         return None
 
 
-def finish(work: Callable[..., dict], job: tuple, done: Path) -> dict:
+def finish(work: Callable[..., Result], job: Job, done: Path) -> Result:
     """The result of work(*job), kept in the file `done`.
 
     The part is locked, since a cluster's worker that was taken for lost may still be working on it.
@@ -215,18 +276,32 @@ def finish(work: Callable[..., dict], job: tuple, done: Path) -> dict:
     unfinished = done.with_suffix(".half")
     with unfinished.open("a+", encoding="utf-8") as file:
         flock(file, fcntl.LOCK_EX)
-        if (result := read_result(done)) is not None:
+        result = read_result(done)
+        if result is not None:
             return result
         text = json.dumps(work(*job))
         file.truncate(0)
         file.write(text)
         file.flush()
         if libc.syncfs(file.fileno()):  # the result must not outlive a power cut that the files of the part do not
-            if (number := ctypes.get_errno()) not in UNSUPPORTED:
+            number = ctypes.get_errno()
+            if number not in UNSUPPORTED:
                 raise OSError(number, os.strerror(number), str(unfinished))
             os.sync()
         unfinished.replace(done)
     return json.loads(text)  # as a rerun reads it
+
+
+class Local(Place):
+    """Processes of this machine, as many as the threads that wait for them."""
+
+    def __init__(self, threads: ThreadPoolExecutor, pool: Processes) -> None:
+        self.threads = threads
+        self.pool = pool
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Measured]:
+        """Have work(*arguments) done."""
+        return self.threads.submit(self.pool.call, work, *arguments)
 
 
 @contextmanager
@@ -234,7 +309,7 @@ def local(count: int, label: str) -> Iterator[Place]:
     """Up to `count` processes of this machine. They end with the work; if one is killed, all of them end."""
     with ThreadPoolExecutor(count) as threads, Processes() as pool:  # the pool ends first: no thread waits for work
         try:
-            yield (lambda *call: threads.submit(pool.call, *call)), (lambda *_: None)
+            yield Local(threads, pool)
         except Lost as error:
             raise InputError(
                 f"A worker process of '{label}' was killed, most likely for lack of memory ({count} were running). "
@@ -242,10 +317,9 @@ def local(count: int, label: str) -> Iterator[Place]:
             ) from error
 
 
-def completed(jobs: dict[int, tuple], place: Place) -> Iterator[tuple[int, Measured]]:
-    """Have the jobs done; yield the number and the result of each, and check every few seconds while waiting."""
-    submit, check = place
-    waiting = {submit(*job): number for number, job in jobs.items()}
+def do_jobs(work: Callable[..., Any], jobs: dict[int, Job], place: Place) -> Iterator[tuple[int, Measured]]:
+    """Have work(*job) done; yield the number and the result of each, and check every few seconds while waiting."""
+    waiting = {place.submit(work, *job): number for number, job in jobs.items()}
     while waiting:
         done, _ = wait(waiting, SECONDS_BETWEEN_CHECKS, FIRST_COMPLETED)
         for future in done:
@@ -253,13 +327,13 @@ def completed(jobs: dict[int, tuple], place: Place) -> Iterator[tuple[int, Measu
             try:
                 yield number, future.result()
             except Refused as refusal:
-                check(refusal)
-                waiting[submit(*jobs[number])] = number
+                place.leave_out(refusal)
+                waiting[place.submit(work, *jobs[number])] = number
         if not done:
-            check()
+            place.check()
 
 
-def over_parts(work: Callable[..., dict], jobs: list[tuple], done: Path, label: str) -> list[dict]:
+def over_parts(work: Callable[..., Result], jobs: Sequence[Job], done: Path, label: str) -> list[Result]:
     """The results of work(*job), in the order of the jobs.
 
     `work` is a module-level function that writes files and returns counts as plain JSON. Its arguments are paths and
@@ -267,28 +341,25 @@ def over_parts(work: Callable[..., dict], jobs: list[tuple], done: Path, label: 
     keeps finished jobs over a crash; the stage deletes it at its end. An error in one job ends the others.
     """
     done.mkdir(parents=True, exist_ok=True)
-    files = [done / f"{i:05d}.json" for i in range(len(jobs))]
+    files = [done / f"{number:05d}.json" for number in range(len(jobs))]
     results = [read_result(file) for file in files]
-    left = [i for i, result in enumerate(results) if result is None]
-    address, count = os.environ.get("CRAM_DASK"), min(workers(), len(left))
+    left = [number for number, result in enumerate(results) if result is None]
+    address = os.environ.get("CRAM_DASK")
+    count = min(workers(), len(left))
     try:
         with Progress(label, total=len(jobs), unit="part") as bar:
             bar.update(len(jobs) - len(left))
             if not left or (count == 1 and not address):
-                for i in left:
-                    results[i] = finish(work, jobs[i], files[i])
+                for number in left:
+                    results[number] = finish(work, jobs[number], files[number])
                     bar.update()
                 return results
-            if work.__module__ == "__main__":
-                raise InputError(
-                    f"'{label}' runs in other processes, which can't import its function {work.__name__} from the "
-                    "script or notebook that was started. Move it to a module of its own."
-                )
+            refuse_main(work, label)
+            calls: dict[int, Job] = {number: (work, jobs[number], files[number]) for number in left}
             with cluster(address, label, done) if address else local(count, label) as place:
-                calls = {i: (finish, work, jobs[i], files[i]) for i in left}
-                for i, done_there in completed(calls, place):
-                    results[i], *used = done_there
-                    usage.add(*used)
+                for number, (result, seconds, peak_mib) in do_jobs(finish, calls, place):
+                    results[number] = result
+                    usage.add(seconds, peak_mib)
                     bar.update()
     except MemoryError as error:
         raise InputError(
@@ -296,3 +367,12 @@ def over_parts(work: Callable[..., dict], jobs: list[tuple], done: Path, label: 
             "(download.part_megabytes); the finished parts are kept."
         ) from error
     return results
+
+
+def refuse_main(work: Callable[..., object], label: str) -> None:
+    """Raise InputError if a function is one that other processes can't import."""
+    if work.__module__ == "__main__":
+        raise InputError(
+            f"'{label}' runs in other processes, which can't import its function {work.__name__} from the script or "
+            "notebook that was started. Move it to a module of its own."
+        )

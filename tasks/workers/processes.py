@@ -59,14 +59,15 @@ class Usage(threading.local):
 
     def add(self, seconds: float, peak_mib: float) -> None:
         """Add what one worker used for one piece of work."""
-        self.cpu_seconds, self.peak_mib = self.cpu_seconds + seconds, max(self.peak_mib, peak_mib)
+        self.cpu_seconds += seconds
+        self.peak_mib = max(self.peak_mib, peak_mib)
 
 
 usage = Usage()
 
 
-def measured(work: Callable, *arguments: object) -> Measured:
-    """Measure work(*arguments) in this process."""
+def with_usage(work: Callable[..., Any], *arguments: Any) -> Measured:
+    """The result of work(*arguments) in this process, and what it used."""
     start = time.process_time()
     result = work(*arguments)
     return result, time.process_time() - start, peak_memory()["process"]
@@ -77,28 +78,33 @@ def reset_usage() -> float:
 
     Memory that is no longer in use goes back to the system first, or the peak would be that of the stages before too.
     """
-    if arrow := sys.modules.get("pyarrow"):
+    arrow = sys.modules.get("pyarrow")
+    if arrow:
         arrow.default_memory_pool().release_unused()
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    usage.peak_mib = usage.cpu_seconds = 0.0
+    usage.peak_mib = 0.0
+    usage.cpu_seconds = 0.0
     return cpu_clock()
 
 
 def cpu_clock() -> float:
     """CPU seconds of this process, or of this thread if stages run in several threads."""
-    return time.process_time() if threading.current_thread() is threading.main_thread() else time.thread_time()
+    if threading.current_thread() is threading.main_thread():
+        return time.process_time()
+    return time.thread_time()
 
 
-def peak_memory() -> dict:
+def peak_memory() -> dict[str, int]:
     """Peak resident memory since the last reset, MiB: of this process, and of the largest worker."""
-    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # since the process began
     with suppress(OSError):
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        mib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
-    return {"process": round(mib), "largest_worker": round(usage.peak_mib)}
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM"):
+                kib = int(line.split()[1])
+    return {"process": round(kib / 1024), "largest_worker": round(usage.peak_mib)}
 
 
 class Lost(Exception):
@@ -145,20 +151,25 @@ def place_sockets() -> None:
 
     It makes a directory there that only this user may enter. Raises InputError if there is no such place.
     """
-    longest, usual = LONGEST_SOCKET - len(WITHIN_TMPDIR), tempfile.gettempdir()
-    fits = len(os.fsencode(usual)) <= longest
-    short = usual if fits else next((place for place in socket_places() if len(os.fsencode(place)) <= longest), None)
-    if not short:
-        raise InputError(
-            f"TMPDIR is {usual!r}; expected at most {longest} bytes, since worker processes are reached by sockets in "
-            "it, and neither XDG_RUNTIME_DIR nor /tmp can be written. Set TMPDIR to a shorter path."
-        )
     before = tempfile.tempdir
-    tempfile.tempdir = short
+    tempfile.tempdir = place_for_sockets()
     try:
         util.get_temp_dir()
     finally:
         tempfile.tempdir = before
+
+
+def place_for_sockets() -> str:
+    """TMPDIR, or another directory whose path is short enough. Raises InputError if there is none."""
+    longest = LONGEST_SOCKET - len(WITHIN_TMPDIR)
+    usual = tempfile.gettempdir()
+    for place in (usual, *socket_places()):
+        if len(os.fsencode(place)) <= longest:
+            return place
+    raise InputError(
+        f"TMPDIR is {usual!r}; expected at most {longest} bytes, since worker processes are reached by sockets in it, "
+        "and neither XDG_RUNTIME_DIR nor /tmp can be written. Set TMPDIR to a shorter path."
+    )
 
 
 def socket_places() -> Iterator[str]:
@@ -166,7 +177,8 @@ def socket_places() -> Iterator[str]:
     own = os.environ.get("XDG_RUNTIME_DIR", "")
     with suppress(OSError):
         about = os.stat(own)
-        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and stat.S_IMODE(about.st_mode) == stat.S_IRWXU:
+        is_private = about.st_uid == os.getuid() and stat.S_IMODE(about.st_mode) == stat.S_IRWXU
+        if is_private and stat.S_ISDIR(about.st_mode):
             yield own
     if os.access("/tmp", os.W_OK | os.X_OK):
         yield "/tmp"
@@ -180,14 +192,18 @@ def fork_server() -> Iterator[None]:
     need, and ends with this process and the last worker. Workers don't import the script that was started, which would
     run it again.
     """
-    searched = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
-    # PYTHONSAFEPATH: cram's `tasks`, not a folder of that name in the working directory
-    own = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTHONSAFEPATH": "1", "PYTHONPATH": searched}
+    searched = [str(CODE), os.environ.get("PYTHONPATH", "")]
+    own = {
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        "PYTHONSAFEPATH": "1",  # cram's `tasks`, not a folder of that name in the working directory
+        "PYTHONPATH": os.pathsep.join(filter(None, searched)),
+    }
     with starting:
         place_sockets()
         # what is sent to the whole group, as Ctrl-C is, is for this process to handle
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
         try:
             resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # of which the tracker's start has unblocked some
@@ -204,7 +220,9 @@ def serve(pipe: Connection, environment: dict[str, str]) -> None:
     """In a worker: do what comes through the pipe, one work after the other, until the parent ends this process."""
 
     def end_with_parent() -> None:  # also with one that was killed by SIGKILL
-        multiprocessing.parent_process().join()
+        parent = multiprocessing.parent_process()
+        assert parent
+        parent.join()
         os._exit(1)
 
     global to_parent
@@ -213,7 +231,7 @@ def serve(pipe: Connection, environment: dict[str, str]) -> None:
         signal.signal(number, signal.SIG_IGN)  # the parent handles them, and kills this process
     os.environ.clear()
     os.environ.update(environment | ONE_THREAD)
-    # for torch's bars: tqdm's own lock is a semaphore, which such an end would leave behind
+    # for torch's bars: tqdm's lock is otherwise a semaphore, which such an end would leave behind
     tqdm.set_lock(threading.RLock())
     threading.Thread(target=end_with_parent, daemon=True).start()
     to_parent = pipe
@@ -223,10 +241,10 @@ def serve(pipe: Connection, environment: dict[str, str]) -> None:
             pipe.send(answer(work, arguments))
 
 
-def answer(work: Callable, arguments: tuple) -> tuple[str, Any]:
+def answer(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
     """In a worker: how work(*arguments) ended, as ("result", `Measured`) or ("error", exception)."""
     try:
-        return "result", measured(work, *arguments)
+        return "result", with_usage(work, *arguments)
     except Exception as error:
         printed = traceback.format_exc()
         error.add_note(f"In a worker process:\n{printed}")
@@ -237,9 +255,10 @@ def answer(work: Callable, arguments: tuple) -> tuple[str, Any]:
         return "error", error
 
 
-def tell(*report: object) -> None:
+def report(*what: object) -> None:
     """In a worker: have `Processes.call` in the parent pass this on."""
-    to_parent.send(("report", report))
+    assert to_parent
+    to_parent.send(("report", what))
 
 
 class Worker:
@@ -253,7 +272,7 @@ class Worker:
             self.process = context.Process(target=serve, args=(theirs, dict(os.environ)), daemon=True)
             self.process.start()
 
-    def call(self, work: Callable, arguments: tuple, hear: Callable[..., None]) -> Measured:
+    def call(self, work: Callable[..., Any], arguments: tuple[Any, ...], hear: Callable[..., None]) -> Measured:
         """See `Processes.call`."""
         try:
             self.pipe.send((work, arguments))
@@ -277,22 +296,23 @@ class Worker:
             self.process.join()
 
 
-class Processes(AbstractContextManager):
+class Processes(AbstractContextManager["Processes"]):
     """A pool of worker processes, as many as there are calls at a time. They end with its context, or by `end`.
 
     Call from threads other than the main one: an interrupt would leave a process half-started.
     """
 
     def __init__(self) -> None:
-        self.lock, self.ended = threading.Lock(), False
+        self.lock = threading.Lock()
+        self.ended = False
         self.workers: list[Worker] = []
         self.idle: list[Worker] = []
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def call(self, work: Callable, *arguments: object, hear: Callable[..., None] = lambda *_: None) -> Measured:
-        """What work(*arguments) returns in an idle process or a new one; each `tell` there is a call of `hear` here.
+    def call(self, work: Callable[..., Any], *arguments: Any, hear: Callable[..., None] = lambda *_: None) -> Measured:
+        """What work(*arguments) returns in an idle process or a new one; each `report` there is a call of `hear` here.
 
         An error of the work is raised here. Raises Lost if the process is killed or the pool ends. After any error the
         process ends, which frees its memory; others continue.
@@ -318,7 +338,8 @@ class Processes(AbstractContextManager):
                 if not worker.pipe.poll():  # an idle worker sends nothing: the pipe of a dead one has ended
                     return worker
                 self.workers.remove(worker)
-            self.workers.append(worker := Worker())
+            worker = Worker()
+            self.workers.append(worker)
             return worker
 
     def end(self) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from contextvars import Context, copy_context
+from typing import Any, cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 class Messenger:
     """Makes calls to Prefect's server from a thread of its own, so that no work ever waits for the server.
 
-    Of the calls that wait only the newest is made, and one that fails is dropped: the next one tells more.
+    Of the calls that wait only the newest is made, and one that fails is dropped: the next one knows more.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Messenger:
             self.thread = threading.Thread(target=self._work, daemon=True)
             self.thread.start()
         with suppress(queue.Empty):
-            self.calls.get_nowait()  # an older one, which tells less
+            self.calls.get_nowait()  # an older one, which knows less
         with suppress(queue.Full):
             self.calls.put_nowait((copy_context(), call))
 
@@ -53,18 +54,24 @@ class Messenger:
 messenger = Messenger()
 
 
-class Progress(AbstractContextManager):
+class Progress(AbstractContextManager["Progress"]):
     """Counts from 0 to `total` (None if unknown); a context manager. Without a unit, the count is a fraction of 1."""
 
     def __init__(self, label: str, total: float | None, unit: str = "") -> None:
-        self.label, self.total, self.unit = label, total, unit
-        self.count, self.note, self.reported = 0.0, "", time.monotonic()
-        style = {"unit_scale": True} if unit == "B" else {}
-        if not unit:
-            style = {"bar_format": "{l_bar}{bar}| [{elapsed}<{remaining}{postfix}]"}
-        self.bar = tqdm(total=total, desc=label, unit=unit, disable=not sys.stderr.isatty(), leave=False, **style)
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.count = 0.0
+        self.note = ""
+        self.reported = time.monotonic()
         self.shown = False  # on the page of a run
         self.artifact: UUID | None = None
+        style: dict[str, Any] = {}
+        if unit == "B":
+            style["unit_scale"] = True
+        if not unit:
+            style["bar_format"] = "{l_bar}{bar}| [{elapsed}<{remaining}{postfix}]"
+        self.bar = tqdm(total=total, desc=label, unit=unit, disable=not sys.stderr.isatty(), leave=False, **style)
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
@@ -73,7 +80,8 @@ class Progress(AbstractContextManager):
 
     def update(self, amount: float = 1, note: str = "") -> None:
         """Add `amount` to the count; `note` is shown behind it."""
-        self.count, self.note = self.count + amount, note
+        self.count += amount
+        self.note = note
         self.bar.update(amount)
         if note:
             self.bar.set_postfix_str(note, refresh=False)
@@ -98,6 +106,7 @@ class Progress(AbstractContextManager):
     def _show(self, percent: float) -> None:
         if self.artifact is None:
             key = re.sub("[^a-z0-9]+", "-", self.label.lower()).strip("-")
-            self.artifact = create_progress_artifact(progress=percent, key=key, description=self.label)
+            made = create_progress_artifact(progress=percent, key=key, description=self.label)
+            self.artifact = cast(UUID, made)  # no coroutine, outside of asynchronous code
         else:
             update_progress_artifact(self.artifact, progress=percent)
