@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from model.errors import InputError
 from tasks import adopt
-from tasks.corpus.parts import in_batches, parts_of, tables, unit_hash
+from tasks.corpus.parts import Salt, in_batches, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
 from tasks.text import words
@@ -81,8 +82,10 @@ class Vocabulary(Normaliser, Params):
         left = {"start"}
         if self.characters == "ascii":
             left |= set(Normaliser.model_fields).difference(self.later)
-        given = {"start": adopt.digest_of_files(self.start, FILES[0])} if self.start else {}
-        return {name: value for name, value in super().identity().items() if name not in left} | given
+        decisive = {name: value for name, value in super().identity().items() if name not in left}
+        if self.start:
+            decisive["start"] = adopt.digest_of_files(self.start, FILES[0])
+        return decisive
 
     @classmethod
     def usual(cls) -> dict:
@@ -90,19 +93,14 @@ class Vocabulary(Normaliser, Params):
         return cls().model_dump(mode="json")
 
 
-def counted(texts: list[str], how: Normaliser = ASCII) -> Iterator[pa.Table]:
+def count_portions(texts: list[str], how: Normaliser) -> Iterator[pa.Table]:
     """How often each word of at most LONGEST_WORD characters occurs in the texts: words.COUNTS of some of them each."""
     for some, _ in portions(texts):
         counts = words.count(some, how)
         yield counts.filter(pc.less_equal(pc.utf8_length(counts["word"]), LONGEST_WORD))
 
 
-def count_words(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
-    """The same of all texts, in the order of words."""
-    return summed(counted(texts, how)).sort_by("word")
-
-
-def added(counts: list[pa.Table]) -> pa.Table:
+def add_counts(counts: list[pa.Table]) -> pa.Table:
     """The sum of counts of words."""
     joined = pa.concat_tables(counts)
     different = joined["word"].combine_chunks().dictionary_encode()  # several times as fast as Arrow's group_by
@@ -110,85 +108,103 @@ def added(counts: list[pa.Table]) -> pa.Table:
     return pa.table([different.dictionary, sums.astype(np.int64)], schema=words.COUNTS)
 
 
-def summed(counts: Iterable[pa.Table]) -> pa.Table:
+def sum_counts(counts: Iterable[pa.Table]) -> pa.Table:
     """The same of any number, with at most as many rows waiting as there are different words, or SUMMED_AT_ONCE."""
-    total, waiting = words.COUNTS.empty_table(), []
+    total = words.COUNTS.empty_table()
+    waiting: list[pa.Table] = []
     for table in counts:
         waiting.append(table)
         if sum(map(len, waiting)) > max(len(total), SUMMED_AT_ONCE):
-            total, waiting = added([total, *waiting]), []
-    return added([total, *waiting])
+            total = add_counts([total, *waiting])
+            waiting = []
+    return add_counts([total, *waiting])
 
 
 def write_counts(counts: pa.Table, out: Path) -> None:
     """Write counts in BEGINNINGS batches by the first byte of words: all words of one come before those of the next."""
-    edges, data = np.zeros(1, dtype=np.int64), b""
+    beginnings = np.zeros(0, dtype=np.uint8)
     if len(counts):
         data, edges = words.in_buffers(counts["word"].combine_chunks())
-    beginnings = np.frombuffer(data, dtype=np.uint8)[edges[:-1]] >> 2
+        beginnings = np.frombuffer(data, dtype=np.uint8)[edges[:-1]] >> 2
     ordered = counts.take(np.argsort(beginnings, kind="stable")).combine_chunks()
-    ends = np.cumsum(np.bincount(beginnings, minlength=BEGINNINGS)).tolist()
-    with pa.ipc.new_file(out, words.COUNTS, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
-        for start, end in zip([0, *ends[:-1]], ends, strict=True):
-            (batch,) = ordered.slice(start, end - start).to_batches() or [pa.RecordBatch.from_pylist([], words.COUNTS)]
+    sizes = np.bincount(beginnings, minlength=BEGINNINGS).tolist()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_file(out, words.COUNTS, options=options) as file:
+        start = 0
+        for size in sizes:
+            batches = ordered.slice(start, size).to_batches()
+            (batch,) = batches or [pa.RecordBatch.from_pylist([], words.COUNTS)]
             file.write_batch(batch)
+            start += size
 
 
-def count_batch(batch: list[Path], fraction: float, how: Normaliser, out: Path) -> dict:
+def count_batch(batch: list[Path], fraction: float, how: Normaliser, out: Path) -> dict[str, int]:
     """Write the counts of the words in a fraction of the documents of some parts, always the same ones."""
     used = {"documents": 0, "characters": 0}
 
     def counts() -> Iterator[pa.Table]:
-        for table in (table for part in batch for table in tables(part, ("text",))):
-            every = table["text"].to_pylist()
-            texts = [text for text in every if fraction >= 1 or unit_hash(text, salt=1) < fraction]
-            used["documents"] += len(texts)
-            used["characters"] += sum(map(len, texts))
-            yield from counted(texts, how)
+        for part in batch:
+            for table in tables(part, ("text",)):
+                texts = table["text"].to_pylist()
+                if fraction < 1:
+                    texts = [text for text in texts if unit_hash(text, Salt.TRAIN_VOCABULARY) < fraction]
+                used["documents"] += len(texts)
+                used["characters"] += sum(map(len, texts))
+                yield from count_portions(texts, how)
 
-    write_counts(summed(counts()), out)
+    write_counts(sum_counts(counts()), out)
     return used
 
 
 def count_sample(
     corpus: Artifact, megabytes: float, work: Path, label: str, how: Normaliser = ASCII
-) -> tuple[pa.Table, dict]:
+) -> tuple[pa.Table, dict[str, int]]:
     """How often each word occurs in a sample of about so much text, 10^6 characters; and the size of the sample.
 
     The words are in order. Those with one beginning are summed at a time, which takes a tenth of the memory of all.
     """
     fraction = 1e6 * megabytes / max(1, corpus.stats["characters"])
     batches = in_batches(parts_of(corpus))
-    jobs = [(batch, fraction, how, work / f"{i:05d}.words.arrow") for i, batch in enumerate(batches)]
+    files = [work / f"{number:05d}.words.arrow" for number in range(len(batches))]
+    jobs = [(batch, fraction, how, file) for batch, file in zip(batches, files, strict=True)]
     used = over_parts(count_batch, jobs, work / "counted", label)
 
     def beginning(number: int) -> Iterator[pa.Table]:
-        for *_, path in jobs:
+        for path in files:
             with pa.ipc.open_file(path) as file:
                 yield pa.Table.from_batches([file.get_batch(number)])
 
-    counts = pa.concat_tables(summed(beginning(number)).sort_by("word") for number in range(BEGINNINGS))
-    return counts, {name: sum(u[name] for u in used) for name in ("documents", "characters")}
+    counts = pa.concat_tables(sum_counts(beginning(number)).sort_by("word") for number in range(BEGINNINGS))
+    return counts, {name: sum(of_batch[name] for of_batch in used) for name in ("documents", "characters")}
 
 
-def scaled(counts: pa.Table) -> Iterator[str]:
+def total_of(counts: pa.Table) -> int:
+    """How many words were counted."""
+    return pc.sum(counts["count"]).as_py() or 0
+
+
+def training_lines(counts: pa.Table) -> Iterator[str]:
     """The words, each as often as it was counted, a line at a time; scaled down to TRAINING_WORDS if there are more.
 
     The word's digest decides whether its count is rounded up or down, so that rare words keep their share of the total.
     counts: in the order of words, so that a vocabulary does not depend on the order of texts.
     """
-    scale = min(1.0, TRAINING_WORDS / max(1, pc.sum(counts["count"]).as_py() or 0))
+    scale = min(1.0, TRAINING_WORDS / max(1, total_of(counts)))
 
     def every() -> Iterator[str]:
         for start in range(0, len(counts), FED_AT_ONCE):
             some = counts.slice(start, FED_AT_ONCE)
-            different, numbers = some["word"].to_pylist(), some["count"].to_numpy()
-            rounded = numbers * scale + np.fromiter(map(unit_hash, different), np.float64, len(different))
-            yield from chain.from_iterable(map(repeat, different, rounded.astype(np.int64).tolist()))
+            different = some["word"].to_pylist()
+            digests = np.fromiter(map(unit_hash, different), np.float64, len(different))
+            rounded = some["count"].to_numpy() * scale + digests
+            repeated = map(repeat, different, rounded.astype(np.int64).tolist())
+            yield from chain.from_iterable(repeated)
 
     all_words = every()
-    while line := list(islice(all_words, LINE_WORDS)):
+    line = list(islice(all_words, LINE_WORDS))
+    while line:
         yield " ".join(line)
+        line = list(islice(all_words, LINE_WORDS))
 
 
 def characters_of(counts: pa.Table) -> np.ndarray:
@@ -196,64 +212,98 @@ def characters_of(counts: pa.Table) -> np.ndarray:
     times = np.zeros(2 * CODES, dtype=np.int64)
     for start in range(0, len(counts), KNOWN_WORDS):
         some = counts.slice(start, KNOWN_WORDS)
-        places = np.frombuffer("".join(some["word"].to_pylist()).encode("utf-32-le"), dtype=np.int32).copy()
+        text = "".join(some["word"].to_pylist())
+        places = np.frombuffer(text.encode("utf-32-le"), dtype=np.int32).copy()
         lengths = pc.utf8_length(some["word"]).to_numpy()
-        places[np.cumsum(lengths) - lengths] += CODES
-        times += np.bincount(places, np.repeat(some["count"].to_numpy(), lengths), len(times)).astype(np.int64)
+        beginnings = np.cumsum(lengths) - lengths
+        places[beginnings] += CODES
+        weights = np.repeat(some["count"].to_numpy(), lengths)
+        times += np.bincount(places, weights, len(times)).astype(np.int64)
     return times.reshape(2, CODES)
 
 
-def alphabet_of(counts: pa.Table, entries: int, how: Normaliser) -> tuple[list[str], list[str]]:
-    """The characters with entries of their own within words, and where a word begins: where they occur there.
+class Alphabet(NamedTuple):
+    """The characters with their own entries, in order."""
+
+    within: list[str]  # words
+    begin: list[str]  # words
+
+    @property
+    def all(self) -> list[str]:
+        """Those within words and those that begin them."""
+        return sorted({*self.within, *self.begin})
+
+
+def alphabet_of(counts: pa.Table, entries: int, how: Normaliser) -> Alphabet:
+    """The characters that get entries: within words, and as the beginnings of words, where they occur there.
 
     All of ASCII that the normaliser leaves, and the most frequent others, until they take half of the entries.
     """
-    plain = [*ALPHABET, *([] if how.lowercase else string.ascii_uppercase)]
+    plain = [*ALPHABET]
+    if not how.lowercase:
+        plain += string.ascii_uppercase
     if how.characters == "ascii":
-        return plain, plain
+        return Alphabet(plain, plain)
     times = characters_of(counts)
     times[:, :128] = 0
-    order = np.argsort(-times.sum(axis=0), kind="stable")[: how.alphabet]
-    taken = np.cumsum((times[:, order] > 0).sum(axis=0))
-    chosen = order[(times.sum(axis=0)[order] >= MIN_FREQUENCY) & (taken <= entries // 2 - 2 * len(plain))]
-    within, begin = (sorted([*plain, *map(chr, chosen[own[chosen] > 0].tolist())]) for own in times)
-    return within, begin
+    total = times.sum(axis=0)
+    order = np.argsort(-total, kind="stable")[: how.alphabet]
+    entries_so_far = np.cumsum((times[:, order] > 0).sum(axis=0))
+    fits = entries_so_far <= entries // 2 - 2 * len(plain)
+    chosen = order[fits & (total[order] >= MIN_FREQUENCY)]
+
+    def with_plain(occurrences: np.ndarray) -> list[str]:
+        return sorted([*plain, *map(chr, chosen[occurrences[chosen] > 0].tolist())])
+
+    within, begin = times
+    return Alphabet(with_plain(within), with_plain(begin))
 
 
-def train_wordpiece(counts: pa.Table, entries: int, how: Normaliser = ASCII) -> Tokenizer:
-    """Train a vocabulary of at most so many entries on counted words.
+def readable(counts: pa.Table, alphabet: Alphabet) -> pa.Table:
+    """The counts of words of these characters: the trainer passes over others, and would learn of what is left."""
+    letters = "".join(f"\\x{{{ord(character):x}}}" for character in alphabet.all)
+    return counts.filter(pc.match_substring_regex(counts["word"], f"^[{letters}]*$"))
+
+
+def learn_entries(counts: pa.Table, size: int, alphabet: Alphabet) -> dict[str, int]:
+    """Train on counted words; returns at most so many entries with their ids.
 
     The trainer breaks ties by the order in which it first sees the characters within words, which differs from run to
-    run. So these characters get ids beforehand, as special tokens, and become plain entries afterwards. It takes no
-    character that isn't in its alphabet as the beginning of a word: such an entry is dropped afterwards.
-    Nothing depends on the number of threads.
+    run. So these characters get ids beforehand, as special tokens. Nothing depends on the number of threads.
     """
-    within, begin = alphabet_of(counts, entries, how)
-    alphabet = sorted({*within, *begin})
-    unused = set(alphabet) - set(begin)
-    if how.characters == "unicode":  # the trainer passes over other characters, and would learn of what is left
-        letters = "".join(f"\\x{{{ord(character):x}}}" for character in alphabet)
-        counts = counts.filter(pc.match_substring_regex(counts["word"], f"^[{letters}]*$"))
 
     def lines() -> Iterator[str]:  # several threads count the words in them
-        yield from scaled(counts)
+        yield from training_lines(counts)
         one_library_thread()  # the merges are too little work for more
 
     learner = Tokenizer(WordPiece(unk_token="[UNK]"))
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = WordPieceTrainer(
-        vocab_size=entries + len(unused),
+        vocab_size=size,
         min_frequency=MIN_FREQUENCY,
-        special_tokens=[*SPECIALS, *(CONTINUES + c for c in within)],
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
+        special_tokens=[*SPECIALS, *(CONTINUES + character for character in alphabet.within)],
+        initial_alphabet=alphabet.all,
+        limit_alphabet=len(alphabet.all),
         show_progress=False,
     )
     with library_threads():
         learner.train_from_iterator(lines(), trainer)
-    learned = json.loads(learner.to_str())["model"]["vocab"]
+    return json.loads(learner.to_str())["model"]["vocab"]
+
+
+def train_wordpiece(counts: pa.Table, entries: int, how: Normaliser = ASCII) -> Tokenizer:
+    """Train a vocabulary of at most so many entries on counted words.
+
+    The trainer takes no character that isn't in its alphabet as the beginning of a word: those that only occur within
+    words are dropped from its entries.
+    """
+    alphabet = alphabet_of(counts, entries, how)
+    unused = set(alphabet.all) - set(alphabet.begin)
+    if how.characters == "unicode":
+        counts = readable(counts, alphabet)
+    learned = learn_entries(counts, entries + len(unused), alphabet)
     if unused:
-        used = (entry for entry in sorted(learned, key=learned.__getitem__) if entry not in unused)
+        used = [entry for entry in sorted(learned, key=learned.__getitem__) if entry not in unused]
         learned = {entry: number for number, entry in enumerate(used)}
     tokenizer = tokenizer_of(WordPiece(learned, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD), how)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
@@ -264,7 +314,7 @@ def kind_of(entry: str) -> str:
     """What an entry consists of: one of KINDS."""
     text = entry.removeprefix(CONTINUES) or entry
     if not text.isascii():  # vowel signs and accents are letters
-        text = "".join("a" if unicodedata.category(c)[0] == "M" else c for c in text)
+        text = "".join("a" if unicodedata.category(character)[0] == "M" else character for character in text)
     if entry in SPECIALS:
         return "special"
     if text.isalpha():
@@ -276,22 +326,26 @@ def kind_of(entry: str) -> str:
 
 def entries_table(tokenizer: Tokenizer, counts: pa.Table) -> pa.Table:
     """Every entry with its kind, and how often it occurs in the counted words."""
-    pieces, times = WordPieces(tokenizer.get_vocab()), np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
+    number_of = tokenizer.get_vocab()
+    entries = sorted(number_of, key=number_of.__getitem__)
+    pieces = WordPieces(number_of)
+    times = np.zeros(len(entries), dtype=np.int64)
     for batch in counts.to_batches(KNOWN_WORDS):
         data, edges = words.in_buffers(batch["word"])
         ids, lengths = pieces.divide(data, edges[:-1], edges[1:])
+        ids = np.where(ids == NONE, UNK, ids)
         weights = np.repeat(batch["count"].to_numpy(), lengths)
-        times += np.bincount(np.where(ids == NONE, UNK, ids), weights, len(times)).astype(np.int64)
-    entries = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
-    return pa.table(
-        {"id": range(len(entries)), "entry": entries, "kind": [kind_of(e) for e in entries], "occurrences": times}
-    )
+        times += np.bincount(ids, weights, len(times)).astype(np.int64)
+    kinds = [kind_of(entry) for entry in entries]
+    return pa.table({"id": range(len(entries)), "entry": entries, "kind": kinds, "occurrences": times})
 
 
-def kinds_table(used: pa.Table) -> list[dict]:
+def kinds_table(used: pa.Table) -> list[dict[str, object]]:
     """The entries as a table, a row for each kind: how many, how many are rare, and their share of all tokens."""
-    kinds, occurrences = np.array(used["kind"].to_pylist()), used["occurrences"].to_numpy()
-    table = []
+    kinds = np.array(used["kind"].to_pylist())
+    occurrences = used["occurrences"].to_numpy()
+    total = max(1, int(occurrences.sum()))
+    table: list[dict[str, object]] = []
     for kind in KINDS:
         times = occurrences[kinds == kind]
         table.append(
@@ -300,10 +354,23 @@ def kinds_table(used: pa.Table) -> list[dict]:
                 "entries": len(times),
                 "unused": int((times == 0).sum()),
                 "in fewer than 100 places": int((times < 100).sum()),
-                "% of tokens": round(100 * int(times.sum()) / max(1, int(occurrences.sum())), 2),
+                "% of tokens": round(100 * int(times.sum()) / total, 2),
             }
         )
     return table
+
+
+def check_size(size: int, params: Vocabulary, counts: pa.Table, used: dict[str, int]) -> None:
+    """Raise InputError if a vocabulary has not as many entries as asked for. `used`: the size of the sample."""
+    if size == params.entries:
+        return
+    read = pc.sum(pc.multiply(pc.utf8_length(counts["word"]), counts["count"])).as_py() or 0
+    raise InputError(
+        f"The corpus of {used['characters']:,} characters gives a vocabulary of {size:,} entries; {params.entries:,} "
+        f"were asked for. It reads {read:,} of the characters, in words of at most {LONGEST_WORD}. Download more text, "
+        "drop less of it (cram show filter), divide longer words, or lower vocabulary.entries, to "
+        f"{FEWEST_ENTRIES} at the least."
+    )
 
 
 @stage(version=3, resumes=True)
@@ -311,17 +378,12 @@ def vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
     """Train the vocabulary, or take a model's. Raises InputError if it has not as many entries as asked for."""
     how = params.normaliser()
     counts, used = count_sample(corpus, params.sample_megabytes, out / WORK, "count words", how)
-    taken = load_tokenizer(adopt.find_model(params.start).path) if params.start else None
-    tokenizer = taken or train_wordpiece(counts, params.entries, how)
+    if params.start:
+        tokenizer = load_tokenizer(adopt.find_model(params.start).path)
+    else:
+        tokenizer = train_wordpiece(counts, params.entries, how)
     size = tokenizer.get_vocab_size()
-    if size != params.entries:
-        read = pc.sum(pc.multiply(pc.utf8_length(counts["word"]), counts["count"])).as_py() or 0
-        raise InputError(
-            f"The corpus of {used['characters']:,} characters gives a vocabulary of {size:,} entries; "
-            f"{params.entries:,} were asked for. It reads {read:,} of the characters, in words of at most "
-            f"{LONGEST_WORD}. Give more text (download), drop less of it (cram show filter), divide longer words, or "
-            f"lower vocabulary.entries, to {FEWEST_ENTRIES} at the least."
-        )
+    check_size(size, params, counts, used)
     save_tokenizer(tokenizer, out)
     entries = entries_table(tokenizer, counts)
     pq.write_table(entries, out / "entries.parquet", compression="zstd")
@@ -331,6 +393,6 @@ def vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
         "whole_words": size - len(SPECIALS) - continuations,
         "continuations": continuations,
         "unused": int((entries["occurrences"].to_numpy() == 0).sum()) - len(SPECIALS),
-        "trained_on": used | {"words": pc.sum(counts["count"]).as_py() or 0, "different_words": len(counts)},
+        "trained_on": {**used, "words": total_of(counts), "different_words": len(counts)},
         "table": kinds_table(entries),
     }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import document, store_of_its_own, tiny_override, write_jsonl
+from toys import count_words
 
 from flows.cli.study import evaluate as measured
 from flows.cram import checked_plan
@@ -29,7 +30,7 @@ from tasks.store.artifacts import LINEAGE, Artifact, artifacts_of
 from tasks.store.manifests import MANIFEST
 from tasks.text.tokenizer import FILES, load_tokenizer, save_tokenizer
 from tasks.text.words import ASCII, UNICODE
-from tasks.vocabulary import count_words, train_wordpiece
+from tasks.vocabulary import train_wordpiece
 
 BUDGET = {"budget": 30_000, "budget_unit": "tokens"}
 RELEASE = ("model.safetensors", "config.json", *FILES)

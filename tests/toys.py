@@ -1,6 +1,7 @@
-"""Small models, texts and machines for the tests of model/."""
+"""Small models, texts, machines and counts of words."""
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from model.bert import Bert
@@ -8,6 +9,8 @@ from model.heldout import Heldout
 from model.machine import Machine
 from model.masking import Corpus
 from model.settings import Architecture
+from tasks.text.words import ASCII, Normaliser
+from tasks.vocabulary import count_portions, sum_counts
 
 CPU = torch.device("cpu")
 SMALL = Architecture(layers=1, hidden=16, heads=2, intermediate=48)
@@ -30,3 +33,8 @@ def corpus_of_rows(rows: np.ndarray, vocabulary: int = VOCABULARY, heldout: int 
     rows = rows.astype(np.uint16 if vocabulary < 2**16 else np.uint32)
     end = len(rows) - heldout
     return Corpus(rows[:end], Heldout.of_rows(rows[end:]), vocabulary)
+
+
+def count_words(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
+    """How often each word occurs in the texts, in the order of words."""
+    return sum_counts(count_portions(texts, how)).sort_by("word")

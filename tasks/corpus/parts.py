@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
+from enum import IntEnum
 from itertools import chain, groupby, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -278,6 +279,15 @@ def smallest_of_each(samples: Iterable[Sequence], kind: int, most: int) -> list[
     return smallest
 
 
-def unit_hash(text: str, salt: int = 0) -> float:
+class Salt(IntEnum):
+    """What a text's hash decides: with another salt, independently of the others. The values decide who is chosen."""
+
+    HOLD_OUT = 0  # documents of the corpus; also the order of those measured, and how counts of words are rounded
+    TRAIN_VOCABULARY = 1  # the sample of documents
+    VALIDATE_PROBES = 2  # the documents that probes of the validation split are made of
+    VALIDATE_TASK = 3  # the rows of a task without a validation split
+
+
+def unit_hash(text: str, salt: Salt = Salt.HOLD_OUT) -> float:
     """A number in [0, 1) that depends only on the text and is below p for a fraction p of all texts."""
     return xxhash.xxh3_64_intdigest(text.encode(errors="surrogatepass"), seed=salt) / DIGEST_RANGE

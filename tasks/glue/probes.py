@@ -20,7 +20,7 @@ from tasks.corpus import parts
 from tasks.glue.table import LABEL, TASKS
 from tasks.store.artifacts import HELDOUT_TEXT, Artifact
 from tasks.text import matching
-from tasks.text.scripts import deleted
+from tasks.text.scripts import count_deleted
 from tasks.text.tokenizer import load_tokenizer, normaliser_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def heldout_prose(source: Artifact) -> dict[str, list[list[str]]]:
             continue
         prose = prose_of(text)
         if prose:
-            split = "validation" if parts.unit_hash(text, salt=2) < share else "train"
+            split = "validation" if parts.unit_hash(text, parts.Salt.VALIDATE_PROBES) < share else "train"
             documents[split].append(prose)
     return documents
 

@@ -15,7 +15,7 @@ import regex
 
 from model.errors import InputError
 from model.wording import counted
-from tasks.corpus.parts import unit_hash
+from tasks.corpus.parts import Salt, unit_hash
 from tasks.glue import labels, probes
 from tasks.glue.classes import agree_on_names, drop_unlabelled, make_task, note_classes
 from tasks.glue.data import SPLITS, identity, splits_of
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Tables = dict[str, "pd.DataFrame"]  # by split
-HELD_OUT = 3  # salt of the digests that choose the rows for validation
 BLANK = regex.compile(r"[\s\p{Z}\p{Cc}\p{Cf}]*")  # white space, control and invisible characters, or nothing
 MOST_WITHOUT = 0.01  # of a split's rows; where more have no sentence, something else is wrong
 log = logging.getLogger(__name__)
@@ -158,7 +157,7 @@ def hold_out(own: Definition, task: Task, tables: Tables, notes: list[str]) -> T
     train = tables["train"]
     others = {split: table for split, table in tables.items() if split != "train"}
     texts = texts_of(train, task)
-    chosen = texts.map(lambda text: unit_hash(text, HELD_OUT) < own.validation)
+    chosen = texts.map(lambda text: unit_hash(text, Salt.VALIDATE_TASK) < own.validation)
     if own.kind == "classes":
         stay = train[LABEL][~chosen]
         chosen &= ~texts.isin(texts[~train[LABEL].isin(stay)])
