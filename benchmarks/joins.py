@@ -208,16 +208,15 @@ def make_tokenize(work: Path, each: int, parts: int) -> None:
 
 def tokenized(work: Path, each: int, parts: int) -> None:
     """Put the sequences in both orders, and write the held-out documents."""
-    from tasks import tokenize as module
+    from tasks.text import sequences as module
 
     encoded = [np.load(work / f"part-{part:05d}.npy", mmap_mode="r") for part in range(parts)]
-    module.sort_keys = lambda parts, rows, *_: np.concatenate(
+    module.keys_by_stops = lambda parts, rows, *_: np.concatenate(
         [(TOKENS - (block < 60).sum(axis=1, dtype=np.uint16)) for block in module.blocks_of(parts, rows)]
     )
     for sort in ("sentence-length", "random"):
-        params = module.Tokenize(sort=sort, length=TOKENS)
-        rows = module.kept_rows(each * parts, params)
-        module.write_sequences(work / sort, encoded, rows, module.order_of(encoded, rows, params, None))
+        rows = module.draw_rows(each * parts, each * parts, seed=0)
+        module.write_sequences(work / sort, encoded, rows, module.order_of(encoded, rows, sort, 0, None))
 
 
 STEPS: dict[str, tuple[Callable, Callable]] = {

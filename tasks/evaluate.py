@@ -25,7 +25,7 @@ from tasks.corpus.parts import parts_of, row_name, tables
 from tasks.stage import Params, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, Artifact
 from tasks.text.tokenizer import MASK, load_tokenizer
-from tasks.tokenize import MEASURED_CHARACTERS, digest_of, measurable, measured
+from tasks.tokenize import MEASURED_CHARACTERS, choose_measured, digest_of, may_be_measured
 
 COLUMNS = ("id", "source", "text")
 
@@ -45,7 +45,7 @@ def texts_of(text: Artifact) -> Iterator[pa.Table]:
     path = text.path / HELDOUT_TEXT
     if path.exists():
         held = pq.read_table(path)
-        yield held.filter(pa.array(measurable(held))).select(COLUMNS)
+        yield held.filter(pa.array(may_be_measured(held))).select(COLUMNS)
     else:
         for part in parts_of(text):
             yield from tables(part, COLUMNS)
@@ -69,7 +69,7 @@ def share_in_common(text: Artifact, other: Artifact) -> float:
 def choose_documents(text: Artifact, others: list[Artifact], characters: int) -> pa.Table:
     """The documents to measure: the same whatever the order and the parts of the text."""
     texts = (one.as_py() for table in documents_in_common(text, others) for one in table["text"])
-    order = measured(texts, characters)
+    order = choose_measured(texts, characters)
     if not len(order):
         which = "to measure"
         if others:

@@ -22,7 +22,7 @@ from model.errors import InputError
 from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, tables, views
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
-from tasks.text.scripts import deleted, main_scripts
+from tasks.text.scripts import count_deleted, main_scripts
 from tasks.text.tokenizer import encoder_of, load_tokenizer, save_tokenizer
 from tasks.text.words import ASCII, Normaliser
 from tasks.vocabulary import count_sample, train_wordpiece
@@ -110,7 +110,7 @@ class PartMeasures:
 
     def _count_removed(self, table: pa.Table, texts: list[str]) -> np.ndarray:
         """(documents,) the characters that the normaliser deletes."""
-        kinds, counts = deleted(texts, self.encoder.how)
+        kinds, counts = count_deleted(texts, self.encoder.how)
         for kind, number in zip(kinds, counts.sum(axis=1).tolist(), strict=True):
             self.removed_by_script[kind] += number
         removed = counts.sum(axis=0)

@@ -16,21 +16,17 @@ isn't held out, also the sequences beyond `max_sequences`: so the choice doesn't
 import hashlib
 import logging
 import math
-import mmap
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import regex
 from pydantic import Field
-from tokenizers import Tokenizer
 
 from model.errors import InputError
 from model.wording import counted
@@ -40,33 +36,37 @@ from tasks.stage import Params, stage
 from tasks.store.artifacts import HELDOUT_TEXT, SEQUENCES, WORK, Artifact
 from tasks.text import matching, overlap
 from tasks.text.ngrams import Known
+from tasks.text.sequences import Sort, draw_rows, order_of, write_sequences
 from tasks.text.tokenizer import (
     LONGEST_WORD,
     SEP,
     UNK,
+    Encoded,
     copy_tokenizer,
     encoder_of,
     heldout_of,
     load_tokenizer,
-    normaliser_of,
 )
 from tasks.workers.jobs import over_parts
 
-BLOCK, WINDOW = 1 << 24, 1 << 26  # bytes of sequences that are read, and put in order, at once
-MOST_RUNS = 1000  # ascending runs of an order, up to which each is written by itself
 MOST_SEQUENCES = 85_000_000  # the release's limit
 MOST_UNKNOWN = 0.01  # of the tokens, before there is a warning
-UNKNOWN_OF_A_PART, SHOWN_WORDS, SHOWN_CHARACTERS = 1000, 10, 30
-STOP = regex.compile(r"\p{Sentence_Terminal}")
+UNKNOWN_OF_A_PART = 1000  # most frequent words that are [UNK]
+SHOWN_WORDS = 10  # of these, in a warning and in the statistics
+SHOWN_CHARACTERS = 30  # of each
 log = logging.getLogger(__name__)
-# Of a document longer than all that is to be held out, than LARGE of the text and SHORT characters, a piece is a tenth
-# of the greatest of the three
-PIECES, LARGE, SHORT = 10, 0.02, 10_000
+# A document is long if it is longer than all that is to be held out, than LARGE of the text and than SHORT characters.
+# Its pieces have a tenth of the greatest of the three.
+LARGE = 0.02
+SHORT = 10_000
+PIECES = 10
 MEASURED_CHARACTERS = 1_000_000  # of held-out text that the loss is measured on, or all if there is less
 # Of those characters, the part that must share nothing with the training text. With less, the standard error is more
-# than three times as large, and what is left may be unlike the rest. A standard error needs two documents.
-ENOUGH, FEWEST = 0.1, 2
-HELD_SCHEMA = pa.schema([*SCHEMA, *((name, pa.int64()) for name in ("characters", "bytes", "tokens"))])
+# than three times as large, and what is left may be unlike the rest.
+ENOUGH = 0.1
+FEWEST = 2  # documents: a standard error needs two
+SIZES = [pa.field(name, pa.int64()) for name in ("characters", "bytes", "tokens")]
+HELD_SCHEMA = pa.schema([*SCHEMA, *SIZES])
 HELD_RUNS = "runs.npy"  # in the draft: the hashes of all runs of words in held-out documents
 VERSION = 4 + matching.VERSION  # with other words, other documents are measured
 
@@ -78,7 +78,7 @@ class Tokenize(Params):
     heldout_fraction: float = Field(
         0.0005, gt=0, lt=0.5, description="Fraction of documents that are never trained on."
     )
-    sort: Literal["sentence-length", "unigram", "random", "none"] = Field(
+    sort: Sort = Field(
         "sentence-length",
         description="sentence-length: sequences of short sentences first (most full stops, the released recipe); "
         "unigram: of likely words first (mean log-probability, the paper's text); "
@@ -97,91 +97,163 @@ def pieces_of(text: str, size: int) -> Iterator[str]:
     """A text in pieces of at least `size` characters, cut after a line where there is one, else after a word."""
     start = 0
     while len(text) - start > 2 * size:
-        ends = (text.find(end, start + size, start + 2 * size) + 1 for end in ("\n", " "))
-        end = next(filter(None, ends), start + size)
+        least = start + size
+        end = least
+        for character in ("\n", " "):
+            found = text.find(character, least, least + size)
+            if found >= 0:
+                end = found + 1
+                break
         yield text[start:end]
         start = end
     yield text[start:]
 
 
-def divided(table: pa.Table, fraction: float, longest: int) -> tuple[pa.Table, np.ndarray]:
-    """The documents of a table, and which of them are held out: by their digest, whatever the other documents are.
+class Divided(NamedTuple):
+    """The documents of a table, with long ones in pieces, and (documents,) which of them are held out."""
+
+    table: pa.Table
+    is_held: np.ndarray
+
+    @property
+    def held(self) -> pa.Table:
+        """The documents that are held out."""
+        return self.table.filter(pa.array(self.is_held))
+
+    @property
+    def trained(self) -> pa.Table:
+        """The others."""
+        return self.table.filter(pa.array(~self.is_held))
+
+
+def divide(table: pa.Table, fraction: float, longest: int) -> Divided:
+    """Choose the documents of a table that are held out: by their digest, whatever the other documents are.
 
     A document of more than `longest` characters may alone be more than the fraction of the text. Of such a one, pieces
     are held out: each is a document whose id ends in its place, and what lies between them is trained on.
     """
+
+    def is_chosen(text: str) -> bool:
+        return unit_hash(text) < fraction
+
     texts = table["text"].to_pylist()
     if max(map(len, texts), default=0) <= longest:
-        return table, np.array([unit_hash(text) < fraction for text in texts], dtype=bool)
-    rows, is_held = [], []
+        return Divided(table, np.array([is_chosen(text) for text in texts], dtype=bool))
+    rows: list[Document] = []
+    is_held: list[bool] = []
     for name, source, text in zip(table["id"].to_pylist(), table["source"].to_pylist(), texts, strict=True):
-        pieces, place = [text], 0
-        if len(text) > longest:
-            pieces = list(pieces_of(text, longest // PIECES))
-        for held, run in groupby(pieces, key=lambda piece: unit_hash(piece) < fraction):
-            for piece in run if held else ["".join(run)]:
-                rows.append(Document(f"{name}+{place}" if held and piece != text else name, source, piece))
-                is_held.append(held)
+        if len(text) <= longest:
+            rows.append(Document(name, source, text))
+            is_held.append(is_chosen(text))
+            continue
+        place = 0
+        for chosen, pieces in groupby(pieces_of(text, longest // PIECES), key=is_chosen):
+            for piece in pieces if chosen else ["".join(pieces)]:
+                rows.append(Document(f"{name}+{place}" if chosen else name, source, piece))
+                is_held.append(chosen)
                 place += len(piece)
-    return documents_table(rows), np.array(is_held, dtype=bool)
+    return Divided(documents_table(rows), np.array(is_held, dtype=bool))
 
 
-def find_runs(part: Path, fraction: float, longest: int, out: Path) -> dict:
-    """Write the hashes of the runs of words in the held-out documents of a part; the arguments are as for `divided`."""
-    held = []
-    for whole in tables(part):
-        table, is_held = divided(whole, fraction, longest)
-        held += table["text"].filter(pa.array(is_held)).to_pylist()
+def find_runs(part: Path, fraction: float, longest: int, out: Path) -> dict[str, int]:
+    """Write the hashes of the runs of words in the held-out documents of a part; the arguments are as for `divide`."""
+    held: list[str] = []
+    for table in tables(part):
+        held += divide(table, fraction, longest).held["text"].to_pylist()
     np.save(out / f"{part.stem}.{HELD_RUNS}", overlap.ngrams_in(held))
     return {"documents": len(held)}
 
 
-def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, longest: int, out: Path) -> dict:
+class PartCounts(TypedDict):
+    """What `tokenize_part` counts of the documents that are trained on, and their tokens."""
+
+    documents: int
+    characters: int
+    unknown: int  # tokens, also of the held-out documents
+    tokens: int
+    lost: int  # tokens at the end of the part, which fill no sequence
+
+
+class PartResult(TypedDict):
+    """What `tokenize_part` returns."""
+
+    counts: PartCounts
+    unknown_words: dict[str, int]
+
+
+class Gathered:
+    """What the documents of a part become, a table after the other."""
+
+    def __init__(self, kind: type[np.unsignedinteger]) -> None:
+        self.train = [np.zeros(0, kind)]  # tokens
+        self.held = [HELD_SCHEMA.empty_table()]
+        self.shared = [np.zeros(0, np.uint64)]
+        self.documents = 0  # that are trained on; so are the characters
+        self.characters = 0
+        self.unknown = 0  # tokens of all documents
+
+    def add(self, divided: Divided, encoded: Encoded, known: Known) -> None:
+        """Add the documents of a table with their tokens. `known`: the runs of words in all held-out documents."""
+        is_held = divided.is_held
+        trained = divided.trained
+        lengths = np.diff(encoded.ends, prepend=0)
+        closed = np.insert(encoded.ids, encoded.ends, SEP)  # a separator after every document
+        self.train.append(closed[~np.repeat(is_held, lengths + 1)])
+        self.held.append(with_sizes(divided.held, lengths[is_held]))
+        self.shared.append(overlap.ngrams_in_common(known, trained["text"].to_pylist()))
+        self.documents += pc.count_distinct(trained["id"]).as_py()
+        self.characters += pc.sum(pc.utf8_length(trained["text"])).as_py() or 0
+        self.unknown += int((encoded.ids == UNK).sum())
+
+    def write(self, out: Path, stem: str, length: int) -> PartCounts:
+        """Write the sequences, the held-out documents and the shared runs of words."""
+        ids = np.concatenate(self.train)
+        used = len(ids) // length * length
+        np.save(out / f"{stem}.npy", ids[:used].reshape(-1, length))
+        np.save(out / f"{stem}.shared.npy", np.unique(np.concatenate(self.shared)))
+        pq.write_table(pa.concat_tables(self.held), out / f"{stem}.held.parquet", compression="zstd")
+        return {
+            "documents": self.documents,
+            "characters": self.characters,
+            "unknown": self.unknown,
+            "tokens": len(ids),
+            "lost": len(ids) - used,
+        }
+
+
+def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, longest: int, out: Path) -> PartResult:
     """Write the sequences of a part, its held-out documents, and which runs of HELD_RUNS its other documents have.
 
-    `longest`: as for `divided`.
+    `longest`: as for `divide`.
     """
     encoder = encoder_of(tokenizer_folder)
-    known = Known(np.load(out / HELD_RUNS, mmap_mode="r"))
     encoder.unknown.clear()
-    nothing = np.zeros(0, encoder.type)
-    train, documents = [nothing], [HELD_SCHEMA.empty_table()]
-    shared = [np.zeros(0, np.uint64)]
-    counts = {"documents": 0, "characters": 0, "unknown": 0}
-    for whole in tables(part):
-        table, is_held = divided(whole, params.heldout_fraction, longest)
-        texts, characters = table["text"].to_pylist(), pc.utf8_length(table["text"]).to_numpy()
-        ids, ends = encoder(texts)
-        closed = np.insert(ids, ends, SEP)  # a separator after every document
-        lengths = np.diff(ends, prepend=0)
-        train.append(closed[~np.repeat(is_held, lengths + 1)])
-        apart = table.filter(pa.array(is_held))
-        trained = table["text"].filter(pa.array(~is_held)).to_pylist()
-        shared.append(overlap.ngrams_in_common(known, trained))
-        sizes = (characters[is_held], pc.binary_length(apart["text"]), lengths[is_held])
-        documents.append(pa.table([*apart.columns, *sizes], schema=HELD_SCHEMA))
-        counts["unknown"] += int((ids == UNK).sum())
-        counts["documents"] += pc.count_distinct(table["id"].filter(pa.array(~is_held))).as_py()
-        counts["characters"] += int(characters[~is_held].sum())
-    ids = np.concatenate(train)
-    used = len(ids) // params.length * params.length
-    np.save(out / f"{part.stem}.npy", ids[:used].reshape(-1, params.length))
-    np.save(out / f"{part.stem}.shared.npy", np.unique(np.concatenate(shared)))
-    pq.write_table(pa.concat_tables(documents), out / f"{part.stem}.held.parquet", compression="zstd")
-    unknown_words = dict(encoder.unknown.most_common(UNKNOWN_OF_A_PART))
-    return {"counts": {**counts, "tokens": len(ids), "lost": len(ids) - used}, "unknown_words": unknown_words}
+    known = Known(np.load(out / HELD_RUNS, mmap_mode="r"))
+    gathered = Gathered(encoder.type)
+    for table in tables(part):
+        divided = divide(table, params.heldout_fraction, longest)
+        encoded = encoder(divided.table["text"].to_pylist())
+        gathered.add(divided, encoded, known)
+    counts = gathered.write(out, part.stem, params.length)
+    return {"counts": counts, "unknown_words": dict(encoder.unknown.most_common(UNKNOWN_OF_A_PART))}
 
 
-def measured(texts: Iterable[str], characters: int) -> np.ndarray:
+def with_sizes(documents: pa.Table, tokens: np.ndarray) -> pa.Table:
+    """Documents as HELD_SCHEMA has them; `tokens`: how many each has."""
+    text = documents["text"]
+    return pa.table([*documents.columns, pc.utf8_length(text), pc.binary_length(text), tokens], schema=HELD_SCHEMA)
+
+
+def choose_measured(texts: Iterable[str], characters: int) -> np.ndarray:
     """The indices of the documents that the held-out loss is measured on, in the order of their digests.
 
     The last is the one that completes so many characters. So the choice depends on these texts alone: not on the
     vocabulary, on the length of sequences, or on the order and the parts of the corpus.
     """
     keys = [(unit_hash(text), len(text), hashlib.sha256(text.encode()).digest()) for text in texts]
-    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
     total = np.cumsum([keys[index][1] for index in order])
-    return order[: np.searchsorted(total, characters) + 1]
+    return np.array(order, dtype=np.int64)[: np.searchsorted(total, characters) + 1]
 
 
 def measured_texts(folder: Path) -> list[str]:
@@ -198,7 +270,7 @@ def digest_of(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def measurable(held: pa.Table) -> np.ndarray:
+def may_be_measured(held: pa.Table) -> np.ndarray:
     """Which held-out documents the loss may be measured on: those that share nothing with the training text.
 
     All of them if these are too few, or if an earlier version, which made no such comparison, has written the table.
@@ -212,35 +284,46 @@ def measurable(held: pa.Table) -> np.ndarray:
     return alone if enough and alone.sum() >= FEWEST else every
 
 
-def compared(stems: list[str], work: Path) -> pa.Table:
+def read_heldout(stems: list[str], work: Path) -> pa.Table:
     """The held-out documents of all parts, with their words and how many of them the training text shares."""
     found = [np.load(work / f"{stem}.shared.npy") for stem in stems]
     shared = Known(np.unique(np.concatenate(found)))
     held = []
     for stem in stems:
         table = pq.read_table(work / f"{stem}.held.parquet", schema=HELD_SCHEMA)
-        counts = overlap.words_in_common(shared, table["text"].to_pylist())
-        for name, column in zip(("words", "shared_words"), counts, strict=True):
-            table = table.append_column(name, pa.array(column, pa.int64()))
+        words, shared_words = overlap.words_in_common(shared, table["text"].to_pylist())
+        table = table.append_column("words", pa.array(words, pa.int64()))
+        table = table.append_column("shared_words", pa.array(shared_words, pa.int64()))
         held.append(table)
     return pa.concat_tables(held)
 
 
-def overlap_of(held: pa.Table) -> dict:
+class Overlap(TypedDict):
+    """How much of some held-out documents the training text has too."""
+
+    words_in_a_row: int
+    documents: int
+    characters: int
+    share_of_documents: float
+    share_of_words: float
+
+
+def overlap_of(held: pa.Table) -> Overlap:
     """How many of these documents share text with the training text, and the share of their words in such passages."""
-    words = held["words"].to_numpy()
-    shared = held["shared_words"].to_numpy()
-    documents = int((shared > 0).sum())
+    words = int(held["words"].to_numpy().sum())
+    shared_words = held["shared_words"].to_numpy()
+    is_shared = shared_words > 0
+    documents = int(is_shared.sum())
     return {
         "words_in_a_row": overlap.WORDS_IN_A_ROW,
         "documents": documents,
-        "characters": int(held["characters"].to_numpy()[shared > 0].sum()),
+        "characters": int(held["characters"].to_numpy()[is_shared].sum()),
         "share_of_documents": round(documents / max(1, len(held)), 6),
-        "share_of_words": round(int(shared.sum()) / max(1, int(words.sum())), 6),
+        "share_of_words": round(int(shared_words.sum()) / max(1, words), 6),
     }
 
 
-def say_what_is_held_out(held: dict, asked: float) -> None:
+def log_heldout(held: dict[str, Any], asked: float) -> None:
     """Log the statistics of held-out documents; warn if the loss is measured on text that was trained on."""
     of_all = held["shared"]
     of_measured = held["measured"]["shared"]
@@ -253,30 +336,27 @@ def say_what_is_held_out(held: dict, asked: float) -> None:
     if of_measured["documents"]:
         log.warning(
             "The held-out loss will look too low: the model is trained on passages of %d words or more that make up "
-            "%.3g%% of the text it is measured on. Too few held-out documents have no such passage (%s of %s). Give "
-            "more text (download), hold out more (tokenize.heldout_fraction), or cut what repeats "
+            "%.3g%% of the text it is measured on. Too few held-out documents have no such passage (%s of %s). "
+            "Download more text, hold out more (tokenize.heldout_fraction), or cut what repeats "
             "(deduplicate.methods: substring).",
             of_measured["words_in_a_row"], 100 * of_measured["share_of_words"],
             held["documents"] - of_all["documents"], counted(held["documents"], "document"),
         )  # fmt: skip
 
 
-def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: Path) -> dict:
+def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: Path) -> dict[str, Any]:
     """Write the held-out documents of all parts, and the tokens of the measured ones; count both.
 
     `trained`: the characters of all other documents.
     """
-    held = compared(stems, work)
-    may_be_measured = np.flatnonzero(measurable(held))
-    order = may_be_measured[measured((held["text"][row].as_py() for row in may_be_measured), MEASURED_CHARACTERS)]
+    held = read_heldout(stems, work)
+    rows = np.flatnonzero(may_be_measured(held))
+    texts = [held["text"][row].as_py() for row in rows]
+    order = rows[choose_measured(texts, MEASURED_CHARACTERS)]
     places = np.full(len(held), -1, dtype=np.int64)
     places[order] = np.arange(len(order))
     column = pa.array(places, pa.int64(), mask=places < 0)
     pq.write_table(held.append_column("measured", column), out / HELDOUT_TEXT, compression="zstd")
-    chosen = held.take(pa.array(order))
-    texts = chosen["text"].to_pylist()
-    measured_text = heldout_of(texts, load_tokenizer(out), params.length)
-    measured_text.save(out)
     characters = pc.sum(held["characters"]).as_py() or 0
     found = {
         "documents": len(held),
@@ -284,125 +364,42 @@ def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: 
         "share": round(characters / max(1, characters + trained), 6),
         "tokens": (pc.sum(held["tokens"]).as_py() or 0) + len(held),
         "shared": overlap_of(held),
-        "measured": {
-            "documents": len(order),
-            **measured_text.totals,
-            "unknown_tokens": int((measured_text.sequences == UNK).sum()),
-            "sequences": len(measured_text.sequences),
-            "digest": digest_of(texts),
-            "shared": overlap_of(chosen),
-        },
+        "measured": write_measured(held.take(pa.array(order)), params.length, out),
     }
-    say_what_is_held_out(found, params.heldout_fraction)
+    log_heldout(found, params.heldout_fraction)
     return found
 
 
-def blocks_of(parts: list[np.memmap], rows: np.ndarray | range) -> Iterator[np.ndarray]:
-    """The sequences in these rows, which ascend, of all parts together: each part is read once, a block at a time."""
-    start, step = 0, max(1, BLOCK // parts[0].strides[0])
-    for part in parts:
-        for begin in range(start, start + len(part), step):
-            end = min(begin + step, start + len(part))
-            if len(here := rows[bisect_left(rows, begin) : bisect_left(rows, end)]):
-                yield part[np.asarray(here) - start]
-                # pages that this process has read count as its memory; the system still caches them
-                part._mmap.madvise(mmap.MADV_DONTNEED)
-        start += len(part)
+def write_measured(documents: pa.Table, length: int, out: Path) -> dict[str, Any]:
+    """Write the tokens of the documents that the held-out loss is measured on; count them."""
+    texts = documents["text"].to_pylist()
+    heldout = heldout_of(texts, load_tokenizer(out), length)
+    heldout.save(out)
+    return {
+        "documents": len(texts),
+        **heldout.totals,
+        "unknown_tokens": int((heldout.sequences == UNK).sum()),
+        "sequences": len(heldout.sequences),
+        "digest": digest_of(texts),
+        "shared": overlap_of(documents),
+    }
 
 
 def warn_of_unknown(unknown: dict[str, int], share: float) -> None:
     """Log a warning if too many tokens are [UNK], with the most frequent such words and what helps."""
-    shown = ", ".join(f"{word[:SHOWN_CHARACTERS]!r} ({n:,})" for word, n in list(unknown.items())[:SHOWN_WORDS])
+    if share <= MOST_UNKNOWN:
+        return
+    most = list(unknown.items())[:SHOWN_WORDS]
+    shown = ", ".join(f"{word[:SHOWN_CHARACTERS]!r} ({number:,})" for word, number in most)
     long = sum(number for word, number in unknown.items() if len(word) > LONGEST_WORD)
-    helps = "They have characters without an entry: raise vocabulary.alphabet, or vocabulary.entries."
     if 2 * long > sum(unknown.values()):
         helps = f"Words of more than {LONGEST_WORD} characters are [UNK]: put spaces in them, or drop such documents."
-    if share > MOST_UNKNOWN:
-        log.warning("%.1f %% of the tokens are [UNK], most often the words %s. %s", 100 * share, shown, helps)
+    else:
+        helps = "They have characters without an entry: raise vocabulary.alphabet, or vocabulary.entries."
+    log.warning("%.1f %% of the tokens are [UNK], most often the words %s. %s", 100 * share, shown, helps)
 
 
-def sort_keys(parts: list[np.memmap], rows: np.ndarray | range, sort: str, tokenizer: Tokenizer) -> np.ndarray:
-    """The keys by which sequences are sorted: integers, so that sums don't depend on their order."""
-    vocabulary, length = tokenizer.get_vocab(), parts[0].shape[1]
-    if sort == "sentence-length":
-        # sequences have the same length, so the more full stops, the shorter the sentences; read from a table, as
-        # np.isin takes thrice as long
-        in_ascii = normaliser_of(tokenizer).characters == "ascii"  # else marks of any script
-        stops = [n for entry, n in vocabulary.items() if (entry == "." if in_ascii else STOP.fullmatch(entry))]
-        is_stop = np.isin(np.arange(max(vocabulary.values()) + 1), stops)
-        number_of_stops = (is_stop[block].sum(axis=1, dtype=np.uint16) for block in blocks_of(parts, rows))
-        return length - np.concatenate(list(number_of_stops))
-    counts = sum(np.bincount(block.ravel(), minlength=len(vocabulary)) for block in blocks_of(parts, rows))
-    surprise = -np.log((counts + 1) / (counts.sum() + len(vocabulary)))  # add-one smoothing
-    worth = np.rint(surprise * 2**40).astype(np.int64)
-    return np.concatenate([worth[block].sum(axis=1) for block in blocks_of(parts, rows)])
-
-
-def kept_rows(sequences: int, params: Tokenize) -> np.ndarray | range:
-    """The rows to keep of so many, ascending."""
-    if sequences <= params.max_sequences:
-        return range(sequences)
-    rng = np.random.default_rng(params.seed)
-    return np.sort(rng.choice(sequences, params.max_sequences, replace=False, shuffle=False))
-
-
-def order_of(parts: list[np.memmap], rows: np.ndarray | range, params: Tokenize, tokenizer: Tokenizer) -> np.ndarray:
-    """The places among these rows, in the order in which to write them; ties stay in the order of the corpus."""
-    if params.sort == "none":
-        return np.arange(len(rows))
-    if params.sort == "random":
-        return np.random.default_rng(params.seed).permutation(len(rows))
-    return np.argsort(sort_keys(parts, rows, params.sort, tokenizer), kind="stable")
-
-
-def windows_of(order: np.ndarray, size: int) -> list[np.ndarray]:
-    """The order cut into few windows: where it falls, so that each ascends, or else into windows of `size`."""
-    falls = order[1:] < order[:-1]
-    few = np.count_nonzero(falls) < MOST_RUNS
-    return np.split(order, np.flatnonzero(falls) + 1 if few else np.arange(size, len(order), size))
-
-
-def put_in_order(file: BinaryIO, ascending: np.ndarray, ranks: np.ndarray) -> None:
-    """Rewrite a window of the file, at which it is, that has the shape of `ascending`: by the ranks of its rows."""
-    start = file.tell()
-    file.readinto(ascending)
-    file.seek(start)
-    step = max(1, BLOCK // ascending[0].nbytes)
-    for begin in range(0, len(ranks), step):
-        file.write(ascending[ranks[begin : begin + step]].data)
-
-
-def write_sequences(path: Path, parts: list[np.memmap], rows: np.ndarray | range, order: np.ndarray) -> None:
-    """Write these rows in this order as a .npy file. Raises OSError if the disk is full.
-
-    The parts are read once, in their order, as a row is a sixteenth of what the disk reads: each sequence goes behind
-    the one before it in the same window of the file, and a window that doesn't ascend is then put in order by itself.
-    Not through a memory map: the kernel kills a process that writes into one on a full disk (SIGBUS).
-    """
-    size, kind = parts[0].strides[0], parts[0].dtype
-    windows = windows_of(order, max(1, WINDOW // size))
-    window_of = np.empty(len(order), np.uint16)
-    for number, window in enumerate(windows):
-        window_of[window] = number
-    shape = (len(order), parts[0].shape[1])
-    about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
-    with path.open("w+b") as file:
-        np.lib.format.write_array_header_1_0(file, about)
-        starts = file.tell() + size * np.cumsum([0, *map(len, windows)])
-        ends, done = starts.copy(), 0
-        for block in blocks_of(parts, rows):
-            numbers = window_of[done : (done := done + len(block))]
-            by_window = np.argsort(numbers, kind="stable")
-            for here in np.split(by_window, np.flatnonzero(np.diff(numbers[by_window])) + 1):
-                file.seek(ends[numbers[here[0]]])
-                ends[numbers[here[0]]] += file.write(block[here].data)
-        for start, window in zip(starts, windows, strict=False):
-            if (window[1:] < window[:-1]).any():
-                file.seek(start)
-                put_in_order(file, np.empty((len(window), shape[1]), kind), np.argsort(np.argsort(window)))
-
-
-def tokenize_parts(params: Tokenize, parts: list[Path], longest: int, work: Path, out: Path) -> list[dict]:
+def tokenize_parts(params: Tokenize, parts: list[Path], longest: int, work: Path, out: Path) -> list[PartResult]:
     """The results of `tokenize_part` for all parts, after the runs of words in held-out documents are known."""
     work.mkdir(exist_ok=True)
     over_parts(find_runs, [(part, params.heldout_fraction, longest, work) for part in parts], work / "held", "hold out")
@@ -412,28 +409,41 @@ def tokenize_parts(params: Tokenize, parts: list[Path], longest: int, work: Path
     return over_parts(tokenize_part, jobs, work / "done", "tokenize")
 
 
+def sum_unknown(results: list[PartResult]) -> dict[str, int]:
+    """How often each word that is [UNK] occurs in all parts: the most frequent ones, in that order."""
+    unknown: Counter[str] = Counter()
+    for result in results:
+        unknown.update(result["unknown_words"])
+    ordered = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
+    return dict(ordered[:UNKNOWN_OF_A_PART])
+
+
 @stage(version=VERSION, resumes=True)
 def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> dict:
     """Write the training and the held-out sequences; count tokens, and those lost at the ends of parts."""
     copy_tokenizer(words.path, out, params.length)
-    parts, work = parts_of(corpus), out / WORK
+    tokenizer = load_tokenizer(out)
+    parts = parts_of(corpus)
+    work = out / WORK
     longest = max(SHORT, math.ceil(max(LARGE, params.heldout_fraction) * corpus.stats["characters"]))
     results = tokenize_parts(params, parts, longest, work, out)
-    counts = {name: sum(r["counts"][name] for r in results) for name in results[0]["counts"]}
-    unknown = sum((Counter(r["unknown_words"]) for r in results), Counter())
-    unknown = dict(sorted(unknown.items(), key=lambda item: (-item[1], item[0]))[:UNKNOWN_OF_A_PART])
-    tokenizer = load_tokenizer(out)
+    counts = Counter[str]()
+    for result in results:
+        counts.update(result["counts"])
+    unknown = sum_unknown(results)
     encoded = [np.load(work / f"{part.stem}.npy", mmap_mode="r") for part in parts]
-    if not (sequences := sum(map(len, encoded))):
+    sequences = sum(map(len, encoded))
+    if not sequences:
         raise InputError(
             f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. "
-            "Give more text (download), or a looser filter."
+            "Download more text, or set a looser filter."
         )
-    rows = kept_rows(sequences, params)
-    write_sequences(out / SEQUENCES, encoded, rows, order_of(encoded, rows, params, tokenizer))
+    rows = draw_rows(sequences, params.max_sequences, params.seed)
+    order = order_of(encoded, rows, params.sort, params.seed, tokenizer)
+    write_sequences(out / SEQUENCES, encoded, rows, order)
     held = hold_out([part.stem for part in parts], work, params, counts["characters"], out)
-    everything = counts["tokens"] + held["tokens"]
-    warn_of_unknown(unknown, counts["unknown"] / max(1, everything))
+    everything = max(1, counts["tokens"] + held["tokens"])
+    warn_of_unknown(unknown, counts["unknown"] / everything)
     return {
         "documents": counts["documents"],
         "characters": counts["characters"],
@@ -443,7 +453,7 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
         "tokens_lost_at_part_ends": counts["lost"],
         "unknown_tokens": counts["unknown"],
         "unknown_words": dict(list(unknown.items())[:SHOWN_WORDS]),
-        "characters_per_token": round((counts["characters"] + held["characters"]) / max(1, everything), 4),
+        "characters_per_token": round((counts["characters"] + held["characters"]) / everything, 4),
         "entries": tokenizer.get_vocab_size(),
         "heldout": held,
     }

@@ -18,7 +18,7 @@ from tasks.reports.funnel import funnel, overlap
 from tasks.store.artifacts import Artifact
 from tasks.text.ngrams import Known
 from tasks.text.overlap import WORDS_IN_A_ROW, ngrams_in, ngrams_in_common, words_in_common
-from tasks.tokenize import Tokenize, measurable, tokenize
+from tasks.tokenize import Tokenize, may_be_measured, tokenize
 from tasks.vocabulary import Vocabulary, vocabulary
 
 FRACTION = 0.2
@@ -195,7 +195,7 @@ def test_what_is_left_must_be_a_tenth_of_the_text_that_could_be_measured_and_two
 
     def chosen(*documents: tuple[int, int]) -> list[bool]:
         columns = (pa.array(column, pa.int64()) for column in zip(*documents, strict=True))
-        return measurable(pa.table(list(columns), names=["characters", "shared_words"])).tolist()
+        return may_be_measured(pa.table(list(columns), names=["characters", "shared_words"])).tolist()
 
     assert chosen((50, 0), (50, 0), (900, 20)) == [True, True, False]
     assert chosen((50, 0), (50, 0), (9000, 20)) == [True, True, False], "more than 1000 are not measured anyway"
@@ -205,7 +205,7 @@ def test_what_is_left_must_be_a_tenth_of_the_text_that_could_be_measured_and_two
 
 
 def test_where_an_earlier_version_did_not_compare_all_may_be_measured():
-    assert measurable(pa.table({"characters": [5, 6]})).tolist() == [True, True]
+    assert may_be_measured(pa.table({"characters": [5, 6]})).tolist() == [True, True]
 
 
 # What the report says of it

@@ -23,6 +23,7 @@ from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import SCHEMA, parts_of, unit_hash
 from tasks.store.artifacts import Artifact
 from tasks.store.publish import refresh
+from tasks.text import sequences
 from tasks.text.tokenizer import PAD, SEP, UNK
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, vocabulary
@@ -197,9 +198,11 @@ def test_the_measured_documents_depend_on_the_texts_alone(corpus, words, tmp_pat
 
 def test_a_first_document_of_more_than_the_limit_is_measured_alone():
     texts = ["a" * 50, "b" * 10, "c" * 10, "d" * 10]
-    assert tokenize_stage.measured(texts, 5).tolist() == [min(range(4), key=lambda place: unit_hash(texts[place]))]
-    assert sorted(tokenize_stage.measured(texts, 10**6).tolist()) == [0, 1, 2, 3]
-    assert tokenize_stage.measured([], 5).tolist() == []
+    assert tokenize_stage.choose_measured(texts, 5).tolist() == [
+        min(range(4), key=lambda place: unit_hash(texts[place]))
+    ]
+    assert sorted(tokenize_stage.choose_measured(texts, 10**6).tolist()) == [0, 1, 2, 3]
+    assert tokenize_stage.choose_measured([], 5).tolist() == []
 
 
 def test_as_many_are_held_out_as_asked_for_chosen_by_their_text_alone(corpus, words, made, tmp_path: Path, texts):
@@ -236,7 +239,7 @@ def sort_keys(plain: list[list[int]], words: Artifact) -> dict[str, Callable[[li
 
 @pytest.mark.parametrize("sort", ["sentence-length", "unigram"])
 def test_sequences_are_sorted_by_their_key(corpus, words, monkeypatch, sort: str):
-    monkeypatch.setattr(tokenize_stage, "BLOCK", 7 * LENGTH * 2)
+    monkeypatch.setattr(sequences, "BLOCK", 7 * LENGTH * 2)
     plain = sequences_of(tokenized(corpus, words))
     rows, key = sequences_of(tokenized(corpus, words, sort=sort)), sort_keys(plain, words)[sort]
     keys = [key(row) for row in rows]
@@ -283,10 +286,10 @@ def parts_in(folder: Path, whole: np.ndarray, cuts: Iterable[int]) -> list[np.me
 @pytest.mark.parametrize("sort", ["sentence-length", "unigram", "random", "none"])
 def test_the_file_is_the_same_however_sequences_are_cut(words, tmp_path: Path, monkeypatch, sort, most, most_runs: int):
     for name, value in (("BLOCK", 1000), ("WINDOW", 5000), ("MOST_RUNS", most_runs)):
-        monkeypatch.setattr(tokenize_stage, name, value)
+        monkeypatch.setattr(sequences, name, value)
     whole = np.random.default_rng(1).integers(0, 300, (3000, LENGTH)).astype(np.uint16)
-    params, tokenizer = Tokenize(length=LENGTH, sort=sort, max_sequences=most), plain_tokenizer(words)
-    rows = tokenize_stage.kept_rows(len(whole), params)
+    tokenizer = plain_tokenizer(words)
+    rows = sequences.draw_rows(len(whole), most, seed=0)
     kept = whole[np.asarray(rows)]
     if sort in ("sentence-length", "unigram"):
         key = sort_keys(kept.tolist(), words)[sort]
@@ -295,28 +298,28 @@ def test_the_file_is_the_same_however_sequences_are_cut(words, tmp_path: Path, m
         expected = kept if sort == "none" else kept[np.random.default_rng(0).permutation(most)]
     for cuts in ([], [0, 1, 1, 70, 2999], range(7, 3000, 7)):
         parts = parts_in(tmp_path / f"{len(cuts)}", whole, cuts)
-        order = tokenize_stage.order_of(parts, rows, params, tokenizer)
-        tokenize_stage.write_sequences(tmp_path / "sequences.npy", parts, rows, order)
+        order = sequences.order_of(parts, rows, sort, 0, tokenizer)
+        sequences.write_sequences(tmp_path / "sequences.npy", parts, rows, order)
         assert np.array_equal(np.load(tmp_path / "sequences.npy"), expected)
 
 
 @pytest.mark.parametrize("runs", [50, 100_000])
 def test_sequences_are_written_in_bounded_memory_and_read_once(tmp_path: Path, monkeypatch, runs: int):
-    monkeypatch.setattr(tokenize_stage, "BLOCK", 1 << 18)
-    monkeypatch.setattr(tokenize_stage, "WINDOW", 1 << 20)
-    read, blocks_of = [], tokenize_stage.blocks_of
+    monkeypatch.setattr(sequences, "BLOCK", 1 << 18)
+    monkeypatch.setattr(sequences, "WINDOW", 1 << 20)
+    read, blocks_of = [], sequences.blocks_of
 
     def counting(*given: object) -> Iterator[np.ndarray]:
         for block in blocks_of(*given):
             read.append(len(block))
             yield block
 
-    monkeypatch.setattr(tokenize_stage, "blocks_of", counting)
+    monkeypatch.setattr(sequences, "blocks_of", counting)
     whole = np.random.default_rng(1).integers(0, 1 << 16, (100_000, 128)).astype(np.uint16)
     parts, rows = parts_in(tmp_path / "parts", whole, range(999, 100_000, 999)), range(len(whole))
     order = np.argsort(np.random.default_rng(2).integers(0, runs, len(whole)), kind="stable")
     tracemalloc.start()
-    tokenize_stage.write_sequences(tmp_path / "sequences.npy", parts, rows, order)
+    sequences.write_sequences(tmp_path / "sequences.npy", parts, rows, order)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < whole.nbytes / 5

@@ -113,7 +113,6 @@ def tokenizer(made: Artifact) -> Tokenizer:
 
 SCRIPT = """
 import hashlib, json, os, sys
-from tasks.text.words import UNICODE
 from tasks.text.words import ASCII, UNICODE
 from tasks.vocabulary import count_portions, entries_table, sum_counts, train_wordpiece
 

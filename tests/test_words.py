@@ -1,10 +1,11 @@
 """Words of normalised texts, found by array operations; words of held-out texts as they stand. Against plain Python."""
 
+import functools
 import random
 import re
 import unicodedata
 from collections import Counter
-from itertools import chain, pairwise, repeat
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tasks.text.tokenizer import (
     SPECIALS,
     UNK,
     WORD,
-    divided,
+    divide_text,
     heldout_of,
     normaliser_of,
     normalizer,
@@ -43,6 +44,14 @@ EVERY_NORMALISER = [
 ]
 
 
+# each value of each setting once, with every character
+THOROUGHLY = [
+    ASCII,
+    Normaliser(characters="unicode", punctuation="plain", strip_accents=True),
+    Normaliser(characters="unicode", form="NFC", lowercase=False),
+]
+
+
 def random_texts(seed: int, size: int = 200) -> list[str]:
     """Words, signs, white space of every kind and characters from all over Unicode."""
     rng = random.Random(seed)
@@ -50,10 +59,11 @@ def random_texts(seed: int, size: int = 200) -> list[str]:
     return ["".join(rng.choice(signs) for _ in range(rng.randrange(60))) for _ in range(size)]
 
 
+@functools.cache
 def mixtures(seed: int, size: int) -> list[str]:
     """Characters of all scripts, known to Python or not, and such as change beside others."""
     rng = random.Random(seed)
-    known = [chr(c) for c in range(0x40000) if unicodedata.category(chr(c)) not in ("Cn", "Co", "Cs")]
+    known = [chr(code) for code in range(0x40000) if unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")]
     signs = [*"  aÉ\n.,_漢字かな가Σİ①ﬁ\u0301\u0327\u093f\u200d\u200c\u00ad\ufffd㋿Ა❤\ufe0f"]
     return ["".join(rng.choice(rng.choice((known, signs))) for _ in range(rng.randrange(2000))) for _ in range(size)]
 
@@ -64,22 +74,36 @@ def words_of(found: words.Words) -> list[list[str]]:
     return [every[a:b] for a, b in pairwise([0, *found.ends.tolist()])]
 
 
+@functools.cache
+def every_character() -> list[str]:
+    """All code points between letters, so that marks can combine; and decomposed."""
+    texts = []
+    for start in range(0, 0x110000, 0x1000):
+        every = [chr(code) for code in range(start, start + 0x1000) if not 0xD800 <= code < 0xE000]
+        texts.append("".join(f"a{character}b" for character in every))
+        decomposed = [unicodedata.normalize("NFD", character) for character in every]
+        texts += [f"{some}a" for some in decomposed if len(some) > 1 and ord(some[0]) < 0x1100]
+    return texts
+
+
 @pytest.mark.parametrize("how", EVERY_NORMALISER, ids=str)
 def test_every_character_is_normalised_and_divided_as_the_vocabulary_does(how: Normaliser):
-    theirs, divided_by_theirs = normalizer(how), pre_tokenizer(how)
-    texts = ["''''' ``` '`'", "'\N{HIRAGANA LETTER A}'", "`\N{GREEK VARIA}", "'\x00'", *random_texts(1)]
-    texts += mixtures(3, 40)
-    for start in range(0, 0x110000, 0x1000):  # between letters, so that marks can combine; and decomposed
-        every = [chr(c) for c in range(start, start + 0x1000) if not 0xD800 <= c < 0xE000]
-        texts += ["".join(f"a{c}b" for c in every)]
-        texts += [
-            f"{c}a" for c in map(unicodedata.normalize, repeat("NFD"), every) if len(c) > 1 and ord(c[0]) < 0x1100
-        ]
+    normalise_theirs, divide_theirs = normalizer(how).normalize_str, pre_tokenizer(how).pre_tokenize_str
+    texts = [
+        "''''' ``` '`'",
+        "'\N{HIRAGANA LETTER A}'",
+        "`\N{GREEK VARIA}",
+        "'\x00'",
+        *random_texts(1),
+        *mixtures(3, 40),
+    ]
+    if how in THOROUGHLY:
+        texts += every_character()
     for text in texts:
-        expected = theirs.normalize_str(text)
+        expected = normalise_theirs(text)
         assert normalise(text, how).decode() == expected, repr(text[:60])
         [here] = words_of(split([text], how))
-        assert here == [word for word, _ in divided_by_theirs.pre_tokenize_str(expected)], repr(text[:60])
+        assert here == [word for word, _ in divide_theirs(expected)], repr(text[:60])
 
 
 @pytest.mark.parametrize("how", EVERY_NORMALISER, ids=str)
@@ -188,18 +212,14 @@ def words_by_categories(text: str) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_words_lie_between_white_space_and_punctuation(seed: int):
-    rng = random.Random(seed)
-    text = "".join(rng.choices(CHARACTERS, k=300))
+def test_words_lie_between_white_space_and_punctuation(rng: random.Random):
+    text = "".join(rng.choices(CHARACTERS, k=6000))
     assert WORD.findall(text) == words_by_categories(text)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_each_token_is_a_piece_of_the_word_that_holds_its_characters(tokenizer, seed: int):
-    rng = random.Random(seed)
-    text = "".join(rng.choices(CHARACTERS, k=300))
-    ids, words, (tokens, count, characters, size, unread) = divided(text, tokenizer)
+def test_each_token_is_a_piece_of_the_word_that_holds_its_characters(tokenizer, rng: random.Random):
+    text = "".join(rng.choices(CHARACTERS, k=6000))
+    ids, words, (tokens, count, characters, size, unread) = divide_text(text, tokenizer)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     assert ids.tolist() == encoding.ids
     spans = [match.span() for match in WORD.finditer(text)]
@@ -232,12 +252,11 @@ def test_what_the_normaliser_deletes_or_the_vocabulary_lacks_is_unread(tokenizer
         "": 0,
         " \n": 0,
     }.items():
-        *_, sizes = divided(text, tokenizer)
+        *_, sizes = divide_text(text, tokenizer)
         assert sizes[-1] == unread, text
 
 
-def test_words_are_the_same_for_every_vocabulary_and_length(tokenizer):
-    rng = random.Random(7)
+def test_words_are_the_same_for_every_vocabulary_and_length(tokenizer, rng: random.Random):
     texts = ["".join(rng.choices(CHARACTERS, k=rng.randint(0, 200))) for _ in range(30)]
     letters = tokenizer_of(WordPiece({entry: n for n, entry in enumerate([*SPECIALS, *"abe"])}, unk_token="[UNK]"))
     made = [heldout_of(texts, words, length) for words in (tokenizer, letters) for length in (16, 64)]

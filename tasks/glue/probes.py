@@ -154,7 +154,7 @@ def heldout_prose(source: Artifact) -> dict[str, list[list[str]]]:
         )
     texts = pq.read_table(held)["text"].to_pylist()
     normaliser = normaliser_of(load_tokenizer(source.path))
-    unread_T = deleted(texts, normaliser)[1].sum(axis=0)
+    unread_T = count_deleted(texts, normaliser)[1].sum(axis=0)
     share = VALIDATION / (TRAIN + VALIDATION)  # of the documents; their texts alone decide
     documents: dict[str, list[list[str]]] = {"train": [], "validation": []}
     for text, unread in zip(texts, unread_T, strict=True):

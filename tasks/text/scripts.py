@@ -15,18 +15,27 @@ BEGINNING = 10_000  # characters, by which the script of a text is known
 LATIN_LETTERS = 8  # ASCII characters that count as one of another script: any text has names and code in them
 
 
-def counts(texts: list[str], label: Callable[[str], str]) -> tuple[list[str], np.ndarray]:
+def count_labels(texts: list[str], label: Callable[[str], str]) -> tuple[list[str], np.ndarray]:
     """NOTHING, LATIN and the other labels; and (labels, texts) how many characters beyond ASCII have each of them."""
+    owners, codes = beyond_ascii(texts)
+    different = np.flatnonzero(np.bincount(codes)).tolist()
+    label_of = {code: label(chr(code)) for code in different}
+    names = sorted({NOTHING, LATIN, *label_of.values()})
+    numbers = np.zeros(0x110000, dtype=np.int64)  # of characters' labels
+    numbers[different] = [names.index(label_of[code]) for code in different]
+    places = numbers[codes] * len(texts) + owners
+    found = np.bincount(places, minlength=len(names) * len(texts))
+    return names, found.reshape(len(names), -1)
+
+
+def beyond_ascii(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """(characters,): of all characters beyond ASCII, the place of the text that each is in, and its code."""
     beyond = [np.zeros(0, dtype=np.uint32)]
     for text in texts:
         codes = np.frombuffer(b"" if text.isascii() else text.encode("utf-32-le"), dtype=np.uint32)
         beyond.append(codes[codes > 0x7F])
-    owners, codes = np.repeat(np.arange(len(texts)), list(map(len, beyond[1:]))), np.concatenate(beyond)
-    labels = {code: label(chr(code)) for code in np.flatnonzero(np.bincount(codes)).tolist()}
-    names, numbers = sorted({NOTHING, LATIN, *labels.values()}), np.zeros(0x110000, dtype=np.int64)
-    numbers[list(labels)] = [names.index(name) for name in labels.values()]
-    found = np.bincount(numbers[codes] * len(texts) + owners, minlength=len(names) * len(texts))
-    return names, found.reshape(len(names), -1)
+    sizes = [len(codes) for codes in beyond[1:]]
+    return np.repeat(np.arange(len(texts)), sizes), np.concatenate(beyond)
 
 
 @functools.cache
@@ -41,8 +50,9 @@ def script(letter: str) -> str:
 def main_scripts(texts: list[str]) -> list[str]:
     """The script of most letters at the beginning of each text; LATIN without others."""
     begins = [text[:BEGINNING] for text in texts]
-    names, found = counts(begins, script)
-    ascii_characters = np.array(list(map(len, begins)), dtype=np.int64) - found.sum(axis=0)
+    names, found = count_labels(begins, script)
+    sizes = np.array([len(text) for text in begins], dtype=np.int64)
+    ascii_characters = sizes - found.sum(axis=0)
     found[names.index(NOTHING)] = 0
     found[names.index(LATIN)] += ascii_characters // LATIN_LETTERS + 1
     return [names[number] for number in found.argmax(axis=0)]  # of ties the first name
@@ -50,23 +60,26 @@ def main_scripts(texts: list[str]) -> list[str]:
 
 @functools.lru_cache(maxsize=4)
 def deleted_by(how: Normaliser) -> Callable[[str], str]:
-    """What tells the scripts or kinds of the characters that a normaliser deletes.
+    """What gives the script or kind of a character if a normaliser deletes it.
 
     Not of white space, control characters and accents: the letter of an accent stays, or is counted itself.
     """
 
     @functools.cache
     def label(character: str) -> str:
-        category, name = unicodedata.category(character), unicodedata.name(character, "")
-        invisible = category[0] == "Z" or category in ("Cc", "Cf") or name.startswith("VARIATION SELECTOR")
-        if normalise(character, how).strip() or invisible or unicodedata.combining(character):
+        category = unicodedata.category(character)
+        is_selector = unicodedata.name(character, "").startswith("VARIATION SELECTOR")
+        is_invisible = category[0] == "Z" or category in ("Cc", "Cf") or is_selector
+        if is_invisible or unicodedata.combining(character) or normalise(character, how).strip():
             return NOTHING
-        return "U+FFFD" if character == "\ufffd" else OTHERS.get(category[0]) or script(character)
+        if character == "\ufffd":
+            return "U+FFFD"
+        return OTHERS.get(category[0]) or script(character)
 
     return label
 
 
-def deleted(texts: list[str], how: Normaliser) -> tuple[list[str], np.ndarray]:
+def count_deleted(texts: list[str], how: Normaliser) -> tuple[list[str], np.ndarray]:
     """Scripts or kinds of characters; and (kinds, texts) how many of each a normaliser deletes."""
-    names, found = counts(texts, deleted_by(how))
+    names, found = count_labels(texts, deleted_by(how))
     return names[1:], found[1:]  # all but NOTHING

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,26 +36,23 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 # the characters that the normaliser keeps, except white space: printable ASCII without capitals
 ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
 PIECE_CHARACTERS = 4_000_000  # of text split at once, which takes ten times their memory
-KNOWN_WORDS, SLOT_BITS = 1 << 20, 22  # at so many the encoder forgets all words: about 70 MB
+KNOWN_WORDS = 1 << 20  # at so many the encoder forgets all words: about 70 MB
+SLOT_BITS = 22  # for so many words
 # A word is what lies between white space and punctuation, or a run of punctuation; no token reaches beyond one. `_` is
 # a letter, as for the tokenizer. Ideographs are words by themselves, as in BERT, since no space divides them.
-ALONE, MARKS = r"\p{Han}", r"[\p{P}\p{S}--[_\p{Han}]]"
+ALONE = r"\p{Han}"
+MARKS = r"[\p{P}\p{S}--[_\p{Han}]]"
 WORD = regex.compile(rf"[{ALONE}]|{MARKS}+|[^\s{ALONE}{MARKS}]+", regex.V1)
 CUT = regex.compile(rf"[ \n\t{ALONE}]")
 
 
 def normalizer(how: Normaliser = ASCII) -> normalizers.Normalizer:
     """The release's: plain quotes, no accents, lower case, printable ASCII only. For Unicode as `how` says."""
-    steps = [normalizers.Replace(Regex(f"[{some}]"), to) for some, to in words.PLAIN.items()]
-    steps *= how.punctuation == "plain"
-    if how.characters == "unicode":
-        steps += [getattr(normalizers, how.form)()]
-        steps += [normalizers.Lowercase()] * how.lowercase
-        steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()] * how.strip_accents
-        return normalizers.Sequence([*steps, normalizers.Replace(Regex(words.GONE), "")])
-    return normalizers.Sequence(
-        [
-            *steps,
+    steps: list[normalizers.Normalizer] = []
+    if how.punctuation == "plain":
+        steps += [normalizers.Replace(Regex(f"[{some}]"), to) for some, to in words.PLAIN.items()]
+    if how.characters == "ascii":
+        steps += [
             normalizers.Replace("``", '"'),
             normalizers.Replace("''", '"'),
             normalizers.NFD(),
@@ -63,7 +60,14 @@ def normalizer(how: Normaliser = ASCII) -> normalizers.Normalizer:
             normalizers.StripAccents(),
             normalizers.Replace(Regex(r"[^\x09-\x0d\x20-\x7e]+"), ""),
         ]
-    )
+        return normalizers.Sequence(steps)
+    steps.append(getattr(normalizers, how.form)())
+    if how.lowercase:
+        steps.append(normalizers.Lowercase())
+    if how.strip_accents:
+        steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
+    steps.append(normalizers.Replace(Regex(words.GONE), ""))
+    return normalizers.Sequence(steps)
 
 
 def pre_tokenizer(how: Normaliser = ASCII) -> pre_tokenizers.PreTokenizer:
@@ -90,38 +94,69 @@ def tokenizer_of(model: WordPiece, how: Normaliser = ASCII) -> Tokenizer:
 
 def normaliser_of(tokenizer: Tokenizer) -> Normaliser:
     """What a tokenizer of `tokenizer_of` was made with, but for its alphabet. Raises InputError for any other."""
-    names, settings = re.findall(r'"type":\s*"(\w+)"', str(tokenizer.normalizer.__getstate__())), {}
-    if forms := [name for name in names if name in ("NFKC", "NFC")]:
-        settings = {"characters": "unicode", "form": forms[0], "lowercase": "Lowercase" in names}
-        settings["strip_accents"] = "StripAccents" in names
-    how = Normaliser(**settings, punctuation="plain" if names.count("Replace") > len(words.PLAIN) else "raw")
-    ours = normalizer(how), pre_tokenizer(how)
+    how = likely_normaliser(tokenizer)
     model = tokenizer.model
-    rules = getattr(model, "continuing_subword_prefix", None), getattr(model, "max_input_chars_per_word", None)
-    for theirs, own in zip((tokenizer.normalizer, tokenizer.pre_tokenizer), ours, strict=True):
-        if theirs is None or theirs.__getstate__() != own.__getstate__() or rules != (CONTINUES, LONGEST_WORD):
-            raise InputError("The tokenizer is no vocabulary of cram: it normalises or divides text in another way.")
+    rules = (getattr(model, "continuing_subword_prefix", None), getattr(model, "max_input_chars_per_word", None))
+    is_ours = (
+        rules == (CONTINUES, LONGEST_WORD)
+        and has_state(tokenizer.normalizer, normalizer(how))
+        and has_state(tokenizer.pre_tokenizer, pre_tokenizer(how))
+    )
+    if not is_ours:
+        raise InputError("The tokenizer is not a vocabulary of cram: it normalises or divides text in another way.")
     return how
+
+
+def likely_normaliser(tokenizer: Tokenizer) -> Normaliser:
+    """The one whose steps have the names that a tokenizer's have, if it is a tokenizer of `tokenizer_of`."""
+    state = tokenizer.normalizer.__getstate__() if tokenizer.normalizer else ""
+    names = re.findall(r'"type":\s*"(\w+)"', str(state))
+    settings: dict[str, Any] = {}
+    if names.count("Replace") > len(words.PLAIN):
+        settings["punctuation"] = "plain"
+    forms = [name for name in names if name in ("NFKC", "NFC")]
+    if forms:
+        settings |= {
+            "characters": "unicode",
+            "form": forms[0],
+            "lowercase": "Lowercase" in names,
+            "strip_accents": "StripAccents" in names,
+        }
+    return Normaliser(**settings)
+
+
+def has_state(theirs: Any, own: Any) -> bool:
+    """Whether two parts of tokenizers do the same; there may be none."""
+    return theirs is not None and theirs.__getstate__() == own.__getstate__()
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the files that transformers expects."""
     (folder / FILES[0]).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIALS, strict=True))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
-    config |= {"model_input_names": ["input_ids", "attention_mask"]}
+    pad, unknown, begin, separator, mask = SPECIALS
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "pad_token": pad,
+        "unk_token": unknown,
+        "cls_token": begin,
+        "sep_token": separator,
+        "mask_token": mask,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
     (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_tokenizer(source: Path, folder: Path, length: int) -> None:
     """Copy a tokenizer, for models with sequences of this length."""
     shutil.copyfile(source / FILES[0], folder / FILES[0])
-    config = json.loads((source / FILES[1]).read_text(encoding="utf-8")) | {"model_max_length": length}
+    config = json.loads((source / FILES[1]).read_text(encoding="utf-8"))
+    config["model_max_length"] = length
     (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
-def failures_named(folder: Path) -> Iterator[None]:
+def name_failures(folder: Path) -> Iterator[None]:
     """Raise InputError with the tokenizer's file for any failure of `tokenizers`, such as a pattern without end."""
     try:
         yield
@@ -133,7 +168,7 @@ def failures_named(folder: Path) -> Iterator[None]:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Read a tokenizer for raw text: a literal [MASK] in a document is text, not the special token."""
-    with failures_named(folder):
+    with name_failures(folder):
         tokenizer = Tokenizer.from_file(str(folder / FILES[0]))
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()  # transformers saves how it was last called
@@ -167,30 +202,35 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.how, self.pieces = normaliser_of(tokenizer), WordPieces(tokenizer.get_vocab())
+        self.how = normaliser_of(tokenizer)
+        self.pieces = WordPieces(tokenizer.get_vocab())
         self.type = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
-        self.forget()
         self.unknown: Counter[str] = Counter()  # words that were encoded as [UNK]; the beginning of long ones
+        self.forget()
 
     def forget(self) -> None:
         """Forget all words."""
-        self.numbers, self.undivided = words.Numbers(SLOT_BITS), {}  # the latter by number, those that are [UNK]
-        self.ids, self.edges, self.costs = np.zeros(0, self.type), np.zeros(1, np.int64), np.zeros(0, np.int32)
+        self.numbers = words.Numbers(SLOT_BITS)
+        self.undivided: dict[int, str] = {}  # by number, those that are [UNK]
+        self.ids = np.zeros(0, self.type)  # of all known words, one after the other
+        self.edges = np.zeros(1, np.int64)  # where each word's begin, and the last one's end
+        self.costs = np.zeros(0, np.int32)  # see `tokens`
 
     def known(self, found: words.Words) -> np.ndarray:
         """The number of each word among the known ones; new ones are learned first."""
         if self.numbers.size > KNOWN_WORDS:
             self.forget()
-        hashed = words.hashes_of(*found[:3])
-        places = self.numbers.find(hashed)
-        unknown = np.flatnonzero(places < 0)
+        hashed = words.hashes_of(found.data, found.starts, found.stops)
+        numbers = self.numbers.find(hashed)
+        unknown = np.flatnonzero(numbers < 0)
         new, first, which = np.unique(hashed[unknown], return_index=True, return_inverse=True)
-        places[unknown] = which + self.numbers.size
+        numbers[unknown] = which + self.numbers.size
         self.numbers.add(new)
         self._learn(found.data, found.starts[unknown[first]], found.stops[unknown[first]])
-        return places
+        return numbers
 
     def _learn(self, data: bytes, starts: np.ndarray, stops: np.ndarray) -> None:
+        """Divide some new words, and know them from now on."""
         ids, lengths = self.pieces.divide(data, starts, stops)
         ends = np.cumsum(lengths)
         for i in np.flatnonzero(ids[ends - 1] == NONE).tolist():
@@ -203,35 +243,45 @@ class Encoder:
 
     def __call__(self, texts: list[str]) -> Encoded:
         """The ids of the texts."""
-        ids, ends, before = [], [], 0
-        for some, last in portions(texts):
+        ids = []
+        ends = []
+        before = 0
+        for some, is_last in portions(texts):
             found = words.split(some, self.how)
-            places = self.known(found)
-            self._count_unknown(places)
-            size = self.ids.itemsize
-            buffers = [None, pa.py_buffer(self.edges * size), pa.py_buffer(self.ids)]
-            lists = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self.costs), buffers)
-            _, edges, tokens = lists.take(pa.array(places)).buffers()  # twice as fast as by numpy
-            edges = np.frombuffer(edges, np.int64, len(places) + 1) // size
-            ids.append(np.frombuffer(tokens, self.type, edges[-1]))
-            ends.append(edges[found.ends][last] + before)
-            before += len(ids[-1])
+            numbers = self.known(found)
+            self._count_unknown(numbers)
+            of_words, edges = self._ids_of(numbers)
+            ids.append(of_words)
+            ends.append(edges[found.ends][is_last] + before)
+            before += len(of_words)
         return Encoded(np.concatenate(ids), np.concatenate(ends))
 
-    def _count_unknown(self, places: np.ndarray) -> None:
-        if self.undivided:
-            unread = np.zeros(len(self.costs), dtype=bool)
-            unread[list(self.undivided)] = True
-            self.unknown.update(map(self.undivided.__getitem__, places[unread[places]].tolist()))
+    def _ids_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of these known words, one after the other, and where each word's begin and the last one's end."""
+        size = self.ids.itemsize
+        buffers = [None, pa.py_buffer(self.edges * size), pa.py_buffer(self.ids)]
+        lists = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self.costs), buffers)
+        _, offsets, data = lists.take(pa.array(numbers)).buffers()  # twice as fast as by numpy
+        edges = np.frombuffer(offsets, np.int64, len(numbers) + 1) // size
+        return np.frombuffer(data, self.type, edges[-1]), edges
+
+    def _count_unknown(self, numbers: np.ndarray) -> None:
+        if not self.undivided:
+            return
+        is_undivided = np.zeros(len(self.costs), dtype=bool)
+        is_undivided[list(self.undivided)] = True
+        found = numbers[is_undivided[numbers]].tolist()
+        self.unknown.update(map(self.undivided.__getitem__, found))
 
     def tokens(self, texts: list[str]) -> np.ndarray:
         """(texts,) the number of tokens of each text; a word longer than LONGEST_WORD counts as its characters."""
-        ends, before = [], 0
-        for some, last in portions(texts):
+        ends = []
+        before = 0
+        for some, is_last in portions(texts):
             found = words.split(some, self.how)
-            places = self.known(found)
-            sums = np.append(0, np.cumsum(self.costs[places], dtype=np.int64))
-            ends.append(sums[found.ends][last] + before)
+            numbers = self.known(found)
+            sums = np.append(0, np.cumsum(self.costs[numbers], dtype=np.int64))
+            ends.append(sums[found.ends][is_last] + before)
             before += int(sums[-1])
         return np.diff(np.concatenate(ends), prepend=0)
 
@@ -249,47 +299,79 @@ def _encoder(folder: Path, *_: int) -> Encoder:
 
 def portions(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
     """The texts, long ones in pieces, some million characters at a time; and which of the pieces end a text."""
-    some, last, size = [], [], 0
+    some: list[str] = []
+    is_last: list[bool] = []
+    size = 0
     for text in texts:
         for piece in pieces(text):
             if some and size + len(piece) > PIECE_CHARACTERS:
-                yield some, np.array(last)
-                some, last, size = [], [], 0
+                yield some, np.array(is_last)
+                some = []
+                is_last = []
+                size = 0
             some.append(piece)
-            last.append(False)
+            is_last.append(False)
             size += len(piece)
-        last[-1] = True
-    yield some, np.array(last, dtype=bool)
+        is_last[-1] = True
+    yield some, np.array(is_last, dtype=bool)
 
 
-def divided(text: str, tokenizer: Tokenizer, unknown: int = UNK) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+class Spans(NamedTuple):
+    """Stretches of a text: stretch i is `text[begins[i]:ends[i]]`."""
+
+    begins: np.ndarray
+    ends: np.ndarray
+
+    def cover(self, length: int) -> np.ndarray:
+        """(length,): whether each character of a text is in one of them."""
+        edges = np.bincount(self.begins, minlength=length + 1) - np.bincount(self.ends, minlength=length + 1)
+        return np.cumsum(edges)[:length] > 0
+
+
+def words_in(text: str) -> Spans:
+    """The words of a text."""
+    every = chain.from_iterable(match.span() for match in WORD.finditer(text))
+    spans = np.fromiter(every, dtype=np.int64).reshape(-1, 2)
+    return Spans(spans[:, 0], spans[:, 1])
+
+
+def encode(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, Spans]:
+    """The ids of a text, without special tokens, and where each token is in the text."""
+    ids = []
+    offsets = []
+    first = 0
+    for piece in pieces(text):
+        encoding = tokenizer.encode(piece, add_special_tokens=False)
+        ids.append(np.array(encoding.ids, dtype=np.int64))
+        offsets.append(np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + first)
+        first += len(piece)
+    spans = np.concatenate(offsets)
+    return np.concatenate(ids), Spans(spans[:, 0], spans[:, 1])
+
+
+def divide_text(text: str, tokenizer: Tokenizer, unknown: int = UNK) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """The ids of a text, without special tokens; the number of the word of each; and its sizes (model.heldout.SIZES).
 
     A token that reaches over two words, because what lies between them is deleted, is a piece of the second.
     """
-    ids, offsets, first = [], [], 0
-    for part in pieces(text):
-        encoding = tokenizer.encode(part, add_special_tokens=False)
-        ids.append(np.array(encoding.ids, dtype=np.int64))
-        offsets.append(np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + first)
-        first += len(part)
-    every = (match.span() for match in WORD.finditer(text))
-    spans = np.fromiter(chain.from_iterable(every), dtype=np.int64).reshape(-1, 2)
-    ids, (begins, ends) = np.concatenate(ids), np.concatenate(offsets).T
-    owners = np.searchsorted(spans[:, 0], np.maximum(begins, ends - 1), side="right") - 1
+    length = len(text)
+    ids, tokens = encode(text, tokenizer)
+    of_words = words_in(text)
+    owners = np.searchsorted(of_words.begins, np.maximum(tokens.begins, tokens.ends - 1), side="right") - 1
+    known = ids != unknown
+    is_word = of_words.cover(length)
+    is_unread = is_word & ~Spans(tokens.begins[known], tokens.ends[known]).cover(length)
+    if length:  # so is the white space after an unread character
+        last_of_a_word = np.maximum.accumulate(np.where(is_word, np.arange(length), 0))
+        is_unread = is_unread[last_of_a_word]
+    sizes = sizes_in_utf8(text)
+    return ids, owners, (len(ids), len(of_words.begins), length, int(sizes.sum()), int(sizes[is_unread].sum()))
+
+
+def sizes_in_utf8(text: str) -> np.ndarray:
+    """(characters,): the bytes of each character in UTF-8."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)  # bytes of a character in UTF-8
-    known, within = ids != unknown, covered(spans[:, 0], spans[:, 1], len(text))
-    unread = within & ~covered(begins[known], ends[known], len(text))
-    # so is the white space after an unread character
-    unread = unread[np.maximum.accumulate(np.where(within, np.arange(len(text)), 0))] if len(text) else unread
-    return ids, owners, (len(ids), len(spans), len(text), int(sizes.sum()), int(sizes[unread].sum()))
-
-
-def covered(begins: np.ndarray, ends: np.ndarray, length: int) -> np.ndarray:
-    """(length,): whether each character is in one of the spans."""
-    edges = np.bincount(begins, minlength=length + 1) - np.bincount(ends, minlength=length + 1)
-    return np.cumsum(edges)[:length] > 0
+    return 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
 
 
 def heldout_of(
@@ -307,18 +389,21 @@ def heldout_of(
     """
     from model.heldout import SIZES, Heldout  # loads torch, which encoding doesn't need
 
-    before_each = [] if begin is None else [begin]
-    ids, owners, sizes, before = [], [], [np.zeros((0, len(SIZES)), np.int64)], 0
-    for text in texts:
-        of_text, numbers, size = divided(text, tokenizer, unknown)
-        ids.append(np.concatenate([before_each, of_text, [separator]]))
-        owners.append(np.concatenate([[-1] * len(before_each), numbers + before, [-1]]))
-        sizes.append(np.array([size], dtype=np.int64))
-        before += size[SIZES.index("words")]
     kind = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    before_each = [] if begin is None else [begin]
+    ids = [np.zeros(0, kind)]
+    owners = [np.zeros(0, np.int32)]
+    sizes = [np.zeros((0, len(SIZES)), np.int64)]
+    words_before = 0
+    for text in texts:
+        of_text, numbers, of_sizes = divide_text(text, tokenizer, unknown)
+        ids.append(np.concatenate([before_each, of_text, [separator]]))
+        owners.append(np.concatenate([[-1] * len(before_each), numbers + words_before, [-1]]))
+        sizes.append(np.array([of_sizes], dtype=np.int64))
+        words_before += of_sizes[SIZES.index("words")]
     return Heldout(
-        in_sequences(np.concatenate([np.zeros(0, kind), *ids]).astype(kind), length, pad),
-        in_sequences(np.concatenate([np.zeros(0, np.int32), *owners]).astype(np.int32), length, -1),
+        in_sequences(np.concatenate(ids).astype(kind), length, pad),
+        in_sequences(np.concatenate(owners).astype(np.int32), length, -1),
         np.concatenate(sizes),
     )
 

@@ -19,8 +19,10 @@ class WordPieces:
 
     def __init__(self, vocabulary: dict[str, int]) -> None:
         entries = [entry.encode() for entry in (CONTINUES, *vocabulary)]  # which can be an entry itself too
-        raw, sizes = np.frombuffer(b"".join(entries), dtype=np.uint8), np.array(list(map(len, entries)))
-        starts, states = np.cumsum(sizes) - sizes, np.zeros(len(entries), dtype=np.int64)
+        raw = np.frombuffer(b"".join(entries), dtype=np.uint8)
+        sizes = np.array([len(entry) for entry in entries])
+        starts = np.cumsum(sizes) - sizes
+        states = np.zeros(len(entries), dtype=np.int64)
         self.edges = Numbers(EDGE_BITS)
         for depth in range(sizes.max()):
             longer = np.flatnonzero(sizes > depth)
@@ -36,35 +38,76 @@ class WordPieces:
 
         A word that can't be divided, or has more than LONGEST_WORD characters, has NONE as its only id.
         """
-        slices = [slice(first, first + AT_ONCE) for first in range(0, max(1, len(starts)), AT_ONCE)]
-        ids, lengths = zip(*(self._divide(data, starts[some], stops[some]) for some in slices), strict=True)
+        ids = [np.zeros(0, dtype=np.int64)]
+        lengths = [np.zeros(0, dtype=np.int64)]
+        for first in range(0, len(starts), AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            of_some, number = self._divide(data, starts[some], stops[some]).in_order()
+            ids.append(of_some)
+            lengths.append(number)
         return np.concatenate(ids), np.concatenate(lengths)
 
-    def _divide(self, data: bytes, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        raw, undivided = np.frombuffer(data, dtype=np.uint8), stops - starts > LONGEST_WORD
-        for i in np.flatnonzero(undivided).tolist():
-            undivided[i] = len(data[starts[i] : stops[i]].decode()) > LONGEST_WORD
-        words, owners, ids = np.flatnonzero(~undivided), [], []
-        at, stops, states = starts[words], stops[words], np.zeros(len(words), dtype=np.int64)
-        longest, ends = np.full(len(words), NONE), at  # the entry that reaches farthest from here, and its end
+    def _divide(self, data: bytes, starts: np.ndarray, stops: np.ndarray) -> "Pieces":
+        raw = np.frombuffer(data, dtype=np.uint8)
+        undivided = too_long(data, starts, stops)
+        found = Pieces(undivided)
+        words = np.flatnonzero(~undivided)  # that are being divided, each at a place and in a state of the trie
+        at = starts[words]
+        stops = stops[words]
+        states = np.zeros(len(words), dtype=np.int64)
+        longest = np.full(len(words), NONE)  # the entry that reaches farthest from where the last one ended
+        ends = at  # where that entry ends
         while len(words):
-            states, at = self.edges.find(edges_of(states, raw[at])) + 1, at + 1
-            found = self.ids[states]
-            longest, ends = np.where(found != NONE, found, longest), np.where(found != NONE, at, ends)
+            states = self.edges.find(edges_of(states, raw[at])) + 1
+            at = at + 1
+            entries = self.ids[states]
+            is_entry = entries != NONE
+            longest = np.where(is_entry, entries, longest)
+            ends = np.where(is_entry, at, ends)
+            # no longer entry begins here: take the longest, and look for the next one from its end on
             over = (states == 0) | (at == stops)
-            owners.append(words[over])
-            ids.append(longest[over])
+            found.add(words[over], longest[over])
             undivided[words[over & (longest == NONE)]] = True
-            at, states, longest = (
-                np.where(over, *both) for both in ((ends, at), (self.inside, states), (NONE, longest))
-            )
+            at = np.where(over, ends, at)
+            states = np.where(over, self.inside, states)
+            longest = np.where(over, NONE, longest)
             left = ~over | (ends < stops) & ~undivided[words]
-            words, at, stops, states, longest, ends = (x[left] for x in (words, at, stops, states, longest, ends))
-        none = np.flatnonzero(undivided)
-        every, found = np.concatenate([none, *owners]), np.concatenate([np.full(len(none), NONE), *ids])
-        kept = ~undivided[every] | (np.arange(len(every)) < len(none))
-        every, found = every[kept], found[kept]
-        return found[np.argsort(every, kind="stable")], np.bincount(every, minlength=len(undivided))
+            words, at, stops, states, longest, ends = (each[left] for each in (words, at, stops, states, longest, ends))
+        return found
+
+
+class Pieces:
+    """The entries of some words as they are found, those of a word from left to right."""
+
+    def __init__(self, undivided: np.ndarray) -> None:
+        self.undivided = undivided  # (words,) bool: those that turn out to be NONE, which may still change
+        self._owners: list[np.ndarray] = []
+        self._ids: list[np.ndarray] = []
+
+    def add(self, owners: np.ndarray, ids: np.ndarray) -> None:
+        """Add the next entry of each of these words."""
+        self._owners.append(owners)
+        self._ids.append(ids)
+
+    def in_order(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ids, a word after the other, and (words,) how many each word has."""
+        none = np.flatnonzero(self.undivided)
+        owners = np.concatenate([none, *self._owners])
+        ids = np.concatenate([np.full(len(none), NONE), *self._ids])
+        # what was found of a word before it turned out to be NONE does not count
+        counts = ~self.undivided[owners] | (np.arange(len(owners)) < len(none))
+        owners = owners[counts]
+        order = np.argsort(owners, kind="stable")
+        return ids[counts][order], np.bincount(owners, minlength=len(self.undivided))
+
+
+def too_long(data: bytes, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """(words,) bool: whether each word of UTF-8 has more than LONGEST_WORD characters."""
+    result = stops - starts > LONGEST_WORD  # bytes
+    for i in np.flatnonzero(result).tolist():
+        word = data[starts[i] : stops[i]].decode()
+        result[i] = len(word) > LONGEST_WORD
+    return result
 
 
 def edges_of(states: np.ndarray, following: np.ndarray) -> np.ndarray:

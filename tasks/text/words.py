@@ -17,21 +17,34 @@ from pydantic import BaseModel, Field, model_validator
 from tokenizers import Regex, normalizers
 from xxhash import xxh3_64_intdigest
 
-SLICE, DIVIDED_AT_ONCE, HASHED_AT_ONCE = 1 << 18, 1 << 15, 1 << 17  # bytes, bytes and words: as a core's cache allows
+# as a core's cache allows
+SLICE = 1 << 18  # bytes
+DIVIDED_AT_ONCE = 1 << 15  # bytes
+HASHED_AT_ONCE = 1 << 17  # words
 SPACES = b"\t\n\v\f\r "
 DROPPED = bytes(c for c in range(128) if c < 32 and c not in SPACES) + b"\x7f"
 LOWER = bytes(range(256)).lower()
 ASCII_ALONE = bytes(range(128)).ljust(256, b"\0")
 # Kinds of bytes. A word is a run of one of the first two but SPACE, or an ideograph: one ALONE, the others INSIDE.
 PUNCTUATION, SPACE, WORD, REMOVED, ALONE, INSIDE = range(6)
-KINDS = bytes(
-    REMOVED if c in DROPPED or c > 127 else
-    SPACE if c in SPACES else WORD if chr(c) in string.ascii_letters + string.digits + "_" else PUNCTUATION
-    for c in range(256)
-)  # fmt: skip
+LETTERS = string.ascii_letters + string.digits + "_"
+
+
+def kind_of_byte(byte: int) -> int:
+    """The kind of a byte of ASCII; others are REMOVED."""
+    if byte in DROPPED or byte > 127:
+        return REMOVED
+    if byte in SPACES:
+        return SPACE
+    return WORD if chr(byte) in LETTERS else PUNCTUATION
+
+
+KINDS = bytes(map(kind_of_byte, range(256)))
 # The other kinds as patterns of `tokenizers`, whose tables of Unicode count, not Python's. The rest are letters: marks,
 # digits and joiners too. Private use, unassigned and control characters are removed, and signs of lost characters.
-SIGNS, IDEOGRAPHS, BLANKS = r"[\p{P}\p{S}&&[^_\p{Han}]]", r"\p{Han}", r"\s"
+SIGNS = r"[\p{P}\p{S}&&[^_\p{Han}]]"
+IDEOGRAPHS = r"\p{Han}"
+BLANKS = r"\s"
 GONE = r"[\p{C}\x{FFFD}\x{FE00}-\x{FE0F}\x{E0100}-\x{E01EF}&&[^\s\x{200C}\x{200D}]]"
 # Typographic punctuation and spaces, and what takes their place with `Normaliser.punctuation` plain. Two hyphens for an
 # em dash, as in plain text, keep it apart from a compound's. `·` stays: a part of Catalan words.
@@ -50,7 +63,8 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, with its bits well spread: 2^
 SHIFT = np.uint64(32)
 LONG = 128  # bytes of a word that is hashed together with others
 MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], dtype=np.uint64)  # the first bytes of eight
-BEYOND_PLAIN, BELOW = re.compile(f"[{''.join(PLAIN)}]"), "".join(map(chr, range(0x3001)))
+BEYOND_PLAIN = re.compile(f"[{''.join(PLAIN)}]")
+BELOW = "".join(map(chr, range(0x3001)))  # all characters up to the ideographs
 PLAIN_OF = {character: to for some, to in PLAIN.items() for character in re.findall(f"[{some}]", BELOW)}
 COUNTS = pa.schema([("word", pa.large_string()), ("count", pa.int64())])
 
@@ -90,7 +104,8 @@ class Normaliser(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-ASCII, UNICODE = Normaliser(), Normaliser(characters="unicode")
+ASCII = Normaliser()
+UNICODE = Normaliser(characters="unicode")
 
 
 class Words(NamedTuple):
@@ -107,10 +122,12 @@ def unicode_kinds() -> np.ndarray:
     """(2^21,) uint8: the kind of every code point. Made once, in about 0.1 s."""
     kinds = np.full(1 << 21, REMOVED, dtype=np.uint8)
     codes = np.concatenate([np.asarray(part) for part in ASSIGNED])
-    text, kinds[codes] = "".join(map(chr, codes.tolist())), WORD
+    text = "".join(map(chr, codes.tolist()))
+    kinds[codes] = WORD
     for pattern, kind in ((SIGNS, PUNCTUATION), (IDEOGRAPHS, ALONE), (BLANKS, SPACE), (GONE, REMOVED)):
         marked = normalizers.Replace(Regex(pattern), "\0").normalize_str(text)
-        kinds[codes[np.frombuffer(marked.encode("utf-32-le"), dtype=np.uint32) == 0]] = kind
+        is_marked = np.frombuffer(marked.encode("utf-32-le"), dtype=np.uint32) == 0
+        kinds[codes[is_marked]] = kind
     kinds[0] = REMOVED
     return kinds
 
@@ -125,17 +142,22 @@ def by_tokenizers(text: str, *names: str) -> str:
 @functools.lru_cache(maxsize=4)
 def single(how: Normaliser) -> np.ndarray:
     """(2^21,) uint32: the character that a character becomes; itself if it becomes several. Made in about 0.1 s."""
-    table, codes = np.arange(1 << 21, dtype=np.uint32), [*range(0xB, 0xD800), *range(0xE000, 0x20000)]
-    made = by_tokenizers("\n".join(map(chr, codes)), how.form, *["Lowercase"] * how.lowercase).split("\n")
+    codes = [*range(0xB, 0xD800), *range(0xE000, 0x20000)]
+    steps = [how.form, "Lowercase"] if how.lowercase else [how.form]
+    made = by_tokenizers("\n".join(map(chr, codes)), *steps).split("\n")
+    table = np.arange(1 << 21, dtype=np.uint32)
     table[codes] = [ord(to) if len(to) == 1 else code for code, to in zip(codes, made, strict=True)]
     return table
 
 
 def by_table(text: str, how: Normaliser) -> str:
     """The text with each character replaced by its `single` one, and the most frequent that become several."""
-    text = text.replace("…", "...") if how.form == "NFKC" else text
-    text = text.replace("İ", "i\u0307") if how.lowercase else text
-    return single(how)[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)].tobytes().decode("utf-32-le")
+    if how.form == "NFKC":
+        text = text.replace("…", "...")
+    if how.lowercase:
+        text = text.replace("İ", "i\u0307")
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    return single(how)[codes].tobytes().decode("utf-32-le")
 
 
 def beyond_ascii(data: bytes, least: int = 0xC0) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
@@ -149,7 +171,7 @@ def beyond_ascii(data: bytes, least: int = 0xC0) -> Iterator[tuple[np.ndarray, i
         begins = raw[leads]
         for size, low, high in ((2, 0xC0, 0xDF), (3, 0xE0, 0xEF), (4, 0xF0, 0xFF)):
             at = leads[(begins >= low) & (begins <= high)]
-            codes = (raw[at] & (0x7F >> size)).astype(np.uint32)
+            codes: np.ndarray = (raw[at] & (0x7F >> size)).astype(np.uint32)
             for i in range(1, size):
                 codes = codes << 6 | raw[i:][at] & 0x3F
             yield at, size, codes
@@ -164,9 +186,11 @@ def kinds_of(
     """
     if data.isascii():
         return np.frombuffer(data.translate(plain), dtype=np.uint8)
-    found, table = np.frombuffer(bytearray((data + b"   ").translate(plain)), dtype=np.uint8), of_all()
+    table = of_all()
+    found = np.frombuffer(bytearray((data + b"   ").translate(plain)), dtype=np.uint8)
     for at, size, codes in beyond_ascii(data, least):
-        found[at] = kinds = table[codes]
+        kinds = table[codes]
+        found[at] = kinds
         kinds[kinds == ALONE] = INSIDE
         for i in range(1, size):
             found[i:][at] = kinds
@@ -189,56 +213,72 @@ def _normalise(text: str, how: Normaliser) -> bytes:
     made = by_table(text, how)
     if not unicodedata.is_normalized(how.form, made):  # the table alone does for most, several times as fast
         made = by_table(by_tokenizers(text, how.form), how)
-    return (by_tokenizers(made, "NFD", "StripAccents", "NFC") if how.strip_accents else made).encode()
+    if how.strip_accents:
+        made = by_tokenizers(made, "NFD", "StripAccents", "NFC")
+    return made.encode()
 
 
 def plain_punctuation(text: str, how: Normaliser) -> str:
     """The text with plain punctuation if the normaliser makes it plain."""
-    plain = how.punctuation == "raw" or text.isascii()
-    return text if plain else BEYOND_PLAIN.sub(lambda found: PLAIN_OF[found[0]], text)
+    if how.punctuation == "raw" or text.isascii():
+        return text
+    return BEYOND_PLAIN.sub(lambda found: PLAIN_OF[found[0]], text)
 
 
 def in_ascii(data: bytes) -> bytes:
     """UTF-8 as a vocabulary of ASCII reads it."""
-    raw, made = np.frombuffer(data, dtype=np.uint8), np.frombuffer(bytearray(data.translate(ASCII_ALONE)), np.uint8)
-    for quote in b"`'":  # `replace` takes ten times as long for two of them
-        at = np.flatnonzero((raw[:-1] == quote) & (raw[1:] == quote))
-        run = at - np.arange(len(at))
-        at = at[(np.arange(len(at)) - np.searchsorted(run, run)) % 2 == 0]
-        made[at], made[at + 1] = ord('"'), 0
+    raw = np.frombuffer(data, dtype=np.uint8)
+    made = np.frombuffer(bytearray(data.translate(ASCII_ALONE)), np.uint8)
+    for quote in b"`'":
+        at = pairs_of(raw, quote)
+        made[at] = ord('"')
+        made[at + 1] = 0
     for at, _, codes in beyond_ascii(data):
         made[at] = unaccented()[codes]
     return made.tobytes().translate(LOWER, DROPPED)
 
 
+def pairs_of(raw: np.ndarray, quote: int) -> np.ndarray:
+    """Where pairs of this byte begin, from left to right as `replace` finds them, which takes ten times as long."""
+    at = np.flatnonzero((raw[:-1] == quote) & (raw[1:] == quote))
+    numbers = np.arange(len(at))
+    run = at - numbers  # the same for all pairs within a run of this byte
+    number_in_run = numbers - np.searchsorted(run, run)
+    return at[number_in_run % 2 == 0]
+
+
 @functools.cache
 def unaccented() -> np.ndarray:
     """(2^21,) uint8: what is left of each other character in ASCII without its accents, or 0."""
-    table, decomposed = np.zeros(1 << 21, dtype=np.uint8), unicodedata.normalize("NFD", "\n".join(BELOW[128:]))
-    table[128 : len(BELOW)] = [one[0] if one else 0 for one in decomposed.encode("ascii", "ignore").split(b"\n")]
+    decomposed = unicodedata.normalize("NFD", "\n".join(BELOW[128:]))
+    left = decomposed.encode("ascii", "ignore").split(b"\n")
+    table = np.zeros(1 << 21, dtype=np.uint8)
+    table[128 : len(BELOW)] = [of_character[0] if of_character else 0 for of_character in left]
     return table
 
 
 def split(texts: list[str], how: Normaliser = ASCII) -> Words:
     """The words of the texts. Takes about ten times the memory of the texts."""
     if how.characters == "ascii":  # all at once
-        plain = (plain_punctuation(text, how).encode().replace(b"\n", b" ") for text in texts)
-        data = in_ascii(b"\n".join([*plain, b""]))
+        plain = [plain_punctuation(text, how).encode().replace(b"\n", b" ") for text in texts]
+        normalised = in_ascii(b"\n".join([*plain, b""]))
     else:
-        data = b"\n".join([*(_normalise(text, how).replace(b"\n", b" ") for text in texts), b""])
-    data, starts, stops = divide(data)
-    ends = np.searchsorted(starts, np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")))
-    return Words(data, starts, stops, ends)
+        each = [_normalise(text, how).replace(b"\n", b" ") for text in texts]
+        normalised = b"\n".join([*each, b""])
+    data, starts, stops = divide(normalised)
+    lines = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n"))
+    return Words(data, starts, stops, np.searchsorted(starts, lines))
 
 
 def count(texts: list[str], how: Normaliser = ASCII) -> pa.Table:
     """How often each word occurs in the texts: COUNTS. Takes the memory of `split`, but creates no Python objects."""
     data, starts, stops, _ = split(texts, how)
-    letters = data.translate(None, SPACES)
-    if not data.isascii():
-        letters = np.frombuffer(data, dtype=np.uint8)[kinds_of(data) != SPACE]
+    if data.isascii():
+        letters = pa.py_buffer(data.translate(None, SPACES))
+    else:
+        letters = pa.py_buffer(np.frombuffer(data, dtype=np.uint8)[kinds_of(data) != SPACE])
     offsets = pa.py_buffer(np.append(0, np.cumsum(stops - starts)))
-    every = pa.LargeStringArray.from_buffers(len(starts), offsets, pa.py_buffer(letters))
+    every = pa.LargeStringArray.from_buffers(len(starts), offsets, letters)
     return pa.Table.from_arrays(every.value_counts().flatten(), schema=COUNTS)
 
 
@@ -252,18 +292,26 @@ def in_buffers(strings: pa.LargeStringArray) -> tuple[bytes, np.ndarray]:
 def divide(data: bytes) -> tuple[bytes, np.ndarray, np.ndarray]:
     """A text in UTF-8 without REMOVED characters, and where its words begin and end."""
     kinds = kinds_of(data)
-    if len(gone := np.flatnonzero(kinds == REMOVED)):
-        data, kinds = np.delete(np.frombuffer(data, dtype=np.uint8), gone).tobytes(), np.delete(kinds, gone)
-    return data, *spans(kinds, data.isascii())
+    gone = np.flatnonzero(kinds == REMOVED)
+    if len(gone):
+        data = np.delete(np.frombuffer(data, dtype=np.uint8), gone).tobytes()
+        kinds = np.delete(kinds, gone)
+    starts, stops = spans(kinds, data.isascii())
+    return data, starts, stops
 
 
 def spans(kinds: np.ndarray, ascii_only: bool) -> tuple[np.ndarray, np.ndarray]:
     """Where the words of a text begin and end whose bytes have these kinds, none of them REMOVED: runs of one kind."""
-    kinds, first, last = np.concatenate([[np.uint8(SPACE)], kinds, [np.uint8(SPACE)]]), [], []
+    first = []
+    last = []
+    kinds = np.concatenate([[np.uint8(SPACE)], kinds, [np.uint8(SPACE)]])
     for begin in range(0, len(kinds) - 1, DIVIDED_AT_ONCE):
         here = kinds[begin : begin + DIVIDED_AT_ONCE + 1]
-        before, after = here[:-1], here[1:]
-        edges = before != after if ascii_only else (before != after) & (after != INSIDE)
+        before = here[:-1]
+        after = here[1:]
+        edges = before != after
+        if not ascii_only:
+            edges &= after != INSIDE
         first.append(np.flatnonzero(edges & (after != SPACE)) + begin)
         last.append(np.flatnonzero(edges & (before != SPACE)) + begin)
     return np.concatenate(first), np.concatenate(last)
@@ -278,7 +326,8 @@ def mix(hashed: np.ndarray) -> None:
 
 def hashes_of(data: bytes, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """(words,) uint64: a hash of each word of UTF-8, eight bytes at a time; those of at most eight differ surely."""
-    eight, hashed = np.ndarray(len(data) + 1, "<u8", data + bytes(8), strides=(1,)), [np.zeros(0, dtype=np.uint64)]
+    eight = np.ndarray(len(data) + 1, "<u8", data + bytes(8), strides=(1,))  # the eight bytes from each place on
+    hashed = [np.zeros(0, dtype=np.uint64)]
     for first in range(0, len(starts), HASHED_AT_ONCE):
         some = slice(first, first + HASHED_AT_ONCE)
         hashed.append(_hashes(data, eight, starts[some], stops[some]))
@@ -308,8 +357,11 @@ class Numbers:
 
     def make_slots(self, bits: int) -> None:
         """Make 2^bits empty slots of 12 bytes."""
-        self.slots, self.numbers = np.zeros(1 << bits, dtype=np.uint64), np.zeros(1 << bits, dtype=np.int32)
-        self.shift, self.last, self.size = np.uint64(64 - bits), (1 << bits) - 1, 0
+        self.slots = np.zeros(1 << bits, dtype=np.uint64)
+        self.numbers = np.zeros(1 << bits, dtype=np.int32)
+        self.shift = np.uint64(64 - bits)
+        self.last = (1 << bits) - 1
+        self.size = 0
 
     def find(self, hashed: np.ndarray) -> np.ndarray:
         """(hashes,) int32: their numbers; -1 for those that aren't here."""
@@ -327,16 +379,23 @@ class Numbers:
 
     def add(self, hashed: np.ndarray) -> None:
         """Number some different ones that aren't here."""
-        if 2 * (self.size + len(hashed)) > len(self.slots):
-            taken = np.flatnonzero(self.slots)
-            before = self.slots[taken[np.argsort(self.numbers[taken])]]
-            self.make_slots((self.size + len(hashed)).bit_length() + 1)
-            self.add(before)
-        at, left = (hashed >> self.shift).view(np.int64), np.arange(len(hashed))
+        size = self.size + len(hashed)
+        if 2 * size > len(self.slots):
+            self.move(size.bit_length() + 1)
+        at = (hashed >> self.shift).view(np.int64)
+        left = np.arange(len(hashed))
         while len(left):
             free = left[self.slots[at[left]] == 0]
             self.slots[at[free]] = hashed[free]
             left = left[self.slots[at[left]] != hashed[left]]  # another is there, perhaps one of these
             at[left] = at[left] + 1 & self.last
-        self.numbers[at] = np.arange(self.size, self.size + len(hashed))
-        self.size += len(hashed)
+        self.numbers[at] = np.arange(self.size, size)
+        self.size = size
+
+    def move(self, bits: int) -> None:
+        """Move all to 2^bits new slots."""
+        taken = np.flatnonzero(self.slots)
+        in_order = taken[np.argsort(self.numbers[taken])]
+        hashed = self.slots[in_order]
+        self.make_slots(bits)
+        self.add(hashed)
