@@ -183,9 +183,9 @@ def test_the_trainer_finetunes_the_same_model(tmp_path: Path, monkeypatch: pytes
 def test_what_joins_parts_is_measured_on_made_up_rows(store: Path, tmp_path: Path, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     joins = importlib.import_module("joins")
-    for name in ("measure", "filter", "vocabulary", "tokenize"):  # in a benchmark, each has a process of its own
+    for name in ("measure", "filter", "vocabulary", "text.sequences"):  # in a benchmark, each has a process of its own
         module = importlib.import_module(f"tasks.{name}")
-        for patched in {"over_parts", "sort_keys", "in_batches"} & vars(module).keys():
+        for patched in {"over_parts", "keys_by_stops", "in_batches"} & vars(module).keys():
             monkeypatch.setattr(module, patched, getattr(module, patched))
     for name, (make, step) in joins.STEPS.items():
         work = tmp_path / name
