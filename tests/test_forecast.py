@@ -172,12 +172,12 @@ def test_models_take_the_time_of_earlier_ones_of_their_architecture(store: Path,
     for key, params in (("c", half), ("d", half | {"task": "odd-word"}), ("e", half)):
         put("finetune", key, params=params, inputs={"start": "pretrain/b" if key == "e" else "pretrain/a"}, seconds=6)
     found = rows(planned(override))
-    assert found["pretrain"].seconds == 3 * 50 + 20, "the loss on held-out text is off the clock"
+    assert found["pretrain"].seconds == 3 * 50, "the clock stands during interruptions and the loss on held-out text"
     assert found["finetune neighbours-0"].seconds == 2
     of_flops = tiny_override(shard, budget=2e12, budget_unit="flops")
-    assert rows(planned(of_flops))["pretrain"].seconds == 2 * 50 + 20
+    assert rows(planned(of_flops))["pretrain"].seconds == 2 * 50
     of_hours = tiny_override(shard, budget=1, budget_unit="hours")
-    assert rows(planned(of_hours))["pretrain"].seconds == 3600 + 20
+    assert rows(planned(of_hours))["pretrain"].seconds == 3600
     wider = tiny_override(shard, budget=3000, budget_unit="tokens")
     wider["pretrain"]["architecture"] |= {"hidden": 64}
     assert [rows(planned(wider))[stage].seconds for stage in ("pretrain", "finetune neighbours-0")] == [None, None]
@@ -197,7 +197,7 @@ def test_a_hollow_model_to_use_or_to_go_on_from_is_told(store: Path, shard: Path
     hollow = put("pretrain", "a", hollow=["model.safetensors"])
     with pytest.raises(InputError, match="pretrain/a is hollow"):
         planned(tiny_override(shard), use={"pretrain": "a"})
-    with pytest.raises(InputError, match="pretrain/a has no"):
+    with pytest.raises(InputError, match="pretrain/a is hollow"):
         adopt.digest_of_files(hollow.name, adopt.WEIGHTS)  # in the key of what goes on from it
 
 
