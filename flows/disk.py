@@ -3,7 +3,6 @@
 import functools
 import logging
 import shutil
-from collections import Counter
 from typing import NamedTuple
 
 from rich.filesize import decimal
@@ -20,26 +19,31 @@ from tasks.store.errors import disk_errors_as_input_errors
 
 # bytes of text in a byte of a file, and in a document (of other sources: that of the Pile)
 EXPANDS = {".zst": 4, ".gz": 3, ".bz2": 4.5, ".xz": 4.5, ".lz4": 2.5, ".zip": 3, ".parquet": 2.5}
-DOCUMENT, OTHERS = {"books": 400_000, "wikipedia": 3_200, "c4": 2_200}, 5_700
+DOCUMENT = {"books": 400_000, "wikipedia": 3_200, "c4": 2_200}
+OTHERS = 5_700
 ALL = {"books": 12e9, "wikipedia": 21e9, "python-docs": 1e9}  # bytes of text in the smaller sources, at most
 # bytes for a byte of text, as measured (docs/log/2026-11.md): of parts, of tokens, of scratch beside the parts
-PARTS, TOKENS, TOKENS_OF_UNICODE = 0.38, 0.45, 0.65  # an ideograph has three bytes, and its token two
+PARTS = 0.38
+TOKENS = 0.45
+TOKENS_OF_UNICODE = 0.65  # an ideograph has three bytes, and its token two
 SCRATCH = {"minhash": 0.7, "substring": 2.5}
 MODELS = ("pretrain", "finetune")  # stages whose disk does not depend on the text
-SHOWN, TIGHT = 1e9, 0.8  # bytes from which the need is logged; the share of what is free that is warned of
+SHOWN = 1e9  # bytes from which the need is logged
+TIGHT = 0.8  # the share of what is free that is warned of
 log = logging.getLogger(__name__)
 
 
 def text_of(params: Download) -> float:
     """The bytes of text that a download reads at most: what its limits allow, and what its source holds if known."""
     weights = params.weights
-    documents = sum(share / DOCUMENT.get(name, OTHERS) for name, share in weights.items())
-    limits = {1e6 * params.megabytes, params.documents * sum(weights.values()) / documents}
+    documents = sum(share / DOCUMENT.get(name, OTHERS) for name, share in weights.items())  # in a byte
+    limits = [1e6 * params.megabytes, params.documents * sum(weights.values()) / documents]
     if weights.keys() <= ALL.keys():
-        limits.add(sum(map(ALL.__getitem__, weights)))
+        limits.append(sum(ALL[name] for name in weights))
     if weights.keys() == {"files"}:
-        files = local.local_files(params.files, params.extract)[0].values()
-        limits.add(sum(path.stat().st_size * EXPANDS.get(path.suffix.lower(), 1) for path in files))
+        files = local.local_files(params.files, params.extract).files
+        sizes = [path.stat().st_size * EXPANDS.get(path.suffix.lower(), 1) for path in files.values()]
+        limits.append(sum(sizes))
     return min(filter(None, limits), default=0)
 
 
@@ -67,15 +71,25 @@ def text_in(corpus: dict) -> float:
     return sum(file["bytes"] for file in corpus["files"] if is_part(file["path"])) / PARTS
 
 
-def of_models(step: Step) -> tuple[float, float]:
+def need(step: Step) -> tuple[float, float]:
+    """The bytes that a step leaves on the disk, and those of its scratch beside them."""
+    if step.stage in MODELS:
+        return need_of_model(step)
+    if step.stage == "tokenize":
+        return need_of_tokens(step)
+    if step.stage in ("download", "deduplicate", "decontaminate", "filter"):
+        return need_of_text(step)
+    return 0, 0
+
+
+def need_of_model(step: Step) -> tuple[float, float]:
     """`need` of a step that makes a model."""
     from model import machine, memory, pretraining  # load torch
 
-    steps = [step.find_upstream(stage) for stage in ("pretrain", "tokenize", "vocabulary")]
-    if not all(steps):
+    bert, tokens, words = map(step.find_upstream, ("pretrain", "tokenize", "vocabulary"))
+    if not (bert and tokens and words):
         return 0, 0
-    bert, tokens, words = (found.params for found in steps if found)
-    weights, states = memory.sizes(bert.architecture, bert, words.entries, tokens.length)
+    weights, states = memory.sizes(bert.params.architecture, bert.params, words.params.entries, tokens.params.length)
     if step.stage == "pretrain":
         kept = pretraining.EVALUATIONS if machine.keeps_tenths() else 1
         return kept * weights, 2 * (weights + states)  # a checkpoint stays until the next is complete
@@ -83,22 +97,25 @@ def of_models(step: Step) -> tuple[float, float]:
     return (there or weights) * step.params.keep, 0
 
 
-def need(step: Step) -> tuple[float, float]:
-    """The bytes that a step leaves on the disk, and those of its scratch beside them."""
-    stage, params = step.stage, step.params
-    if stage in MODELS:
-        return of_models(step)
-    if stage not in ("download", "deduplicate", "decontaminate", "filter", "tokenize"):
+def need_of_tokens(step: Step) -> tuple[float, float]:
+    """`need` of tokenize: all sequences are written in parts first, and then those that are kept in one file."""
+    words = step.find_upstream("vocabulary")
+    if not words:
         return 0, 0
+    width = 4 if words.params.entries > 1 << 16 else 2  # bytes of a token
+    per_byte = TOKENS if words.params.characters == "ascii" else TOKENS_OF_UNICODE
+    every = text_for(step) * per_byte * width / 2
+    return min(every, width * step.params.length * step.params.max_sequences), every
+
+
+def need_of_text(step: Step) -> tuple[float, float]:
+    """`need` of a stage that writes text."""
     text = text_for(step)
-    if stage == "tokenize":
-        words, width = step.inputs[1].params, 2 << (step.inputs[1].params.entries > 1 << 16)
-        every = text * width / 2 * (TOKENS if words.characters == "ascii" else TOKENS_OF_UNICODE)
-        return min(every, width * params.length * params.max_sequences), every
-    methods = params.methods if stage == "deduplicate" else [stage]
-    scratch = max((SCRATCH.get(method, 0) + PARTS * (i > 0) for i, method in enumerate(methods)), default=0)
-    linked = not methods or (stage == "decontaminate" and params.data == "probes")
-    return text * PARTS * (not linked), text * scratch
+    methods = step.params.methods if step.stage == "deduplicate" else [step.stage]
+    scratch = [SCRATCH.get(method, 0) for method in methods]
+    scratch[1:] = [size + PARTS for size in scratch[1:]]  # each method reads what the one before it wrote
+    is_linked = not methods or (step.stage == "decontaminate" and step.params.data == "probes")
+    return 0 if is_linked else text * PARTS, text * max(scratch, default=0)
 
 
 def count_freed(step: Step) -> int:
@@ -112,7 +129,7 @@ def count_freed(step: Step) -> int:
 class Needs(NamedTuple):
     """Bytes of disk that a plan needs."""
 
-    left: Counter[str]  # that the artifacts of each stage take
+    left: dict[str, float]  # that the artifacts of each stage take
     peak: float  # the most at a time, less what drafts have already
     models: float  # of models and their scratch, which don't depend on the text
     corpora: int  # texts that are read: a study may read several
@@ -121,13 +138,13 @@ class Needs(NamedTuple):
 def find_needs(plan: Plan) -> Needs:
     """What the steps need that have something to do."""
     steps = [step for step in plan.possible if not step.is_made]
-    left: Counter[str] = Counter()
+    left: dict[str, float] = {}
     peak = models = freed = 0.0
     for step in steps:
         artifact, scratch = need(step)
         freed += count_freed(step)
-        peak = max(peak, left.total() + artifact + scratch - freed)
-        left[step.stage] += artifact
+        peak = max(peak, sum(left.values()) + artifact + scratch - freed)
+        left[step.stage] = left.get(step.stage, 0) + artifact
         if step.stage in MODELS:
             models += artifact + scratch
     own = {draft_of(step.artifact).name for step in steps}
@@ -138,7 +155,7 @@ def find_needs(plan: Plan) -> Needs:
 
 def advise_less_text(needs: Needs, free: float) -> str:
     """The advice to read less text, followed by a space; empty if that doesn't help."""
-    text = needs.left["download"] / PARTS / max(1, needs.corpora)
+    text = needs.left.get("download", 0) / PARTS / max(1, needs.corpora)
     megabytes = int((TIGHT * free - needs.models) / needs.peak * text / 1e6)
     if megabytes <= 0:
         return ""

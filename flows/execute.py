@@ -34,17 +34,26 @@ def execute(plan: Plan) -> None:
         if step.problem:
             log.warning("%s is not possible: %s", step.title, step.problem)
     for stage in dict.fromkeys(step.stage for step in plan.steps):  # of all runs, so that a mistake shows early
-        steps = [step for step in plan.possible if step.stage == stage]
-        left = [step for step in steps if not step.is_made] if stage == SEVERAL else []
-        count = count_at_once(left)
-        for step in steps:
-            if count == 1 or step not in left:
-                attempt(plan, step)
-        if count > 1:
-            run_side_by_side(left, count)
+        execute_stage(plan, stage)
     if plan.given and not plan.problems:
         names = [artifact.name for artifacts in plan.given.values() for artifact in artifacts]
         log.info("Existing artifacts used: %s", ", ".join(names))
+
+
+def execute_stage(plan: Plan, stage: str) -> None:
+    """Carry out the steps of a stage that are possible."""
+    steps = [step for step in plan.possible if step.stage == stage]
+    if stage == SEVERAL:
+        left = [step for step in steps if not step.is_made]
+        count = count_at_once(left)
+        if count > 1:
+            for step in steps:
+                if step not in left:
+                    attempt(plan, step)
+            run_side_by_side(left, count)
+            return
+    for step in steps:
+        attempt(plan, step)
 
 
 def attempt(plan: Plan, step: Step) -> None:

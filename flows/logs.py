@@ -36,18 +36,26 @@ class OneSentence(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Drop what repeats an InputError, and its traceback or that of a lost connection."""
-        message, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
+        error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, InputError):
-            record.msg, record.args, record.exc_info = str(error), (), None
-            record.input_error, is_repeated = True, getattr(error, "is_logged", False)
-            error.is_logged = True  # by the task; the flow fails with it too
+            is_repeated = vars(error).get("is_logged", False)
+            vars(error)["is_logged"] = True  # by the task; the flow fails with it too
+            replace_message(record, str(error))
             return not is_repeated
         if is_of_httpx(error):  # the Prefect server is lost, as the command says last
-            record.msg, record.args, record.exc_info = "The Prefect server was lost: %r", (error,), None
-            record.input_error = True
+            replace_message(record, "The Prefect server was lost: %r", error)
             return True
-        record.msg, record.args = re.sub(r"(?s)(Finished in state \w+\().*InputError: .*", r"\1)", message), ()
+        record.msg = re.sub(r"(?s)(Finished in state \w+\().*InputError: .*", r"\1)", record.getMessage())
+        record.args = ()
         return True
+
+
+def replace_message(record: logging.LogRecord, message: str, *arguments: object) -> None:
+    """Make a record one sentence about the user's error, without a traceback."""
+    record.msg = message
+    record.args = arguments
+    record.exc_info = None
+    record.input_error = True
 
 
 def package_of(error: BaseException | None) -> str:
@@ -57,7 +65,9 @@ def package_of(error: BaseException | None) -> str:
 
 def is_of_httpx(error: BaseException | None) -> bool:
     """Whether the connection to the Prefect server made this error, or the one that Prefect has wrapped in it."""
-    return package_of(error.__cause__ if package_of(error) == "prefect" else error) == "httpx"
+    if error and package_of(error) == "prefect":
+        error = error.__cause__
+    return package_of(error) == "httpx"
 
 
 def configure() -> None:
@@ -75,7 +85,8 @@ class TerminalLog(logging.Handler):
         super().__init__()
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         self.console = Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
-        self.running, self.last_progress = "", time.monotonic()
+        self.running = ""
+        self.last_progress = time.monotonic()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Leave out Prefect's states and lost events, errors that the command prints last, and frequent progress."""
@@ -102,9 +113,12 @@ class TerminalLog(logging.Handler):
 
     def show_running(self, name: str) -> None:
         """Put the name of the running stage on the terminal's last line; an empty one clears the line."""
-        with self.lock:
+        self.acquire()
+        try:
             self.running = f"{name} …" if name else ""
             self._write(CLEAR + self.running)
+        finally:
+            self.release()
 
     def _write(self, text: str) -> None:
         """Write to a terminal only."""
@@ -151,18 +165,25 @@ def cell(value: object) -> str:
 
 def publish(artifact: Artifact, what: str) -> None:
     """Put an artifact's table, pictures and texts on the page of the Prefect run that calls this, with what made it."""
-    stage, description = artifact.stage, f"{what} Details: cram show {artifact.name}"
-    if rows := artifact.stats.get("table"):
+    stage = artifact.stage
+    description = f"{what} Details: cram show {artifact.name}"
+    rows = artifact.stats.get("table")
+    if rows:
         names = [name for name in COLUMNS.get(stage, ()) if name in rows[0]] or telling(rows)
         table = [{name: cell(row[name]) for name in names} for row in rows]
         create_table_artifact(table, key=f"{stage}-table", description=description)
     # stages don't read these files, so they are whatever a person made of them
-    for path in filter(Path.is_file, sorted(artifact.path.glob("*.png"))):
-        url = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-        create_image_artifact(url, key=f"{stage}-{path.stem}", description=description)
-    texts = sorted(artifact.path.glob("*.md")) if stage != "finetune" else ()  # a run has many of these
-    for path in filter(Path.is_file, texts):
+    for path in files_of(artifact, "*.png"):
+        image = base64.b64encode(path.read_bytes()).decode()
+        create_image_artifact(f"data:image/png;base64,{image}", key=f"{stage}-{path.stem}", description=description)
+    if stage == "finetune":  # a run has many of these, so their texts are left out
+        return
+    for path in files_of(artifact, "*.md"):
         key = stage if path.stem == stage else f"{stage}-{path.stem.lower()}"
-        create_markdown_artifact(
-            HEAD.sub("", path.read_text(errors="replace", encoding="utf-8")), key=key, description=description
-        )
+        text = HEAD.sub("", path.read_text(errors="replace", encoding="utf-8"))
+        create_markdown_artifact(text, key=key, description=description)
+
+
+def files_of(artifact: Artifact, pattern: str) -> list[Path]:
+    """The files of an artifact whose names match, in order."""
+    return [path for path in sorted(artifact.path.glob(pattern)) if path.is_file()]

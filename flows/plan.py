@@ -5,11 +5,11 @@ A plan is made by calling `pipeline` (flows/cram.py) while calls of stages are r
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, takewhile
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from model.errors import InputError
 from tasks.adopt import find_model
@@ -21,12 +21,15 @@ from tasks.workers import finetunes, processes, tracking
 
 SEVERAL = "finetune"  # the stage with many runs, which don't wait for each other
 log = logging.getLogger(__name__)
-Source = Union["Step", Artifact]
+Source: TypeAlias = "Step | Artifact"
 
 
-def listed(given: Source | list[Source]) -> list[Source]:
-    """An input as a list: a stage can read one artifact, or several."""
-    return given if isinstance(given, list) else [given]
+Input: TypeAlias = "Step | Artifact | Sequence[Step | Artifact]"  # a stage can read one artifact, or a list of them
+
+
+def sources_in(given: Input) -> list[Source]:
+    """The sources of an input."""
+    return [given] if isinstance(given, (Step, Artifact)) else list(given)
 
 
 @dataclass(eq=False)
@@ -38,7 +41,7 @@ class Step:
 
     task: StageTask
     params: Any  # of its stage
-    inputs: tuple[Source | list[Source], ...]
+    inputs: tuple[Input, ...]
     run: tuple[str, ...] = ()
     given: tuple[Artifact, ...] = ()  # artifacts to take in its place
     is_anew: bool = False  # it runs though it is cached
@@ -59,7 +62,7 @@ class Step:
     @cached_property
     def upstream(self) -> list["Step"]:
         """The steps whose artifacts it reads, each once."""
-        sources = chain.from_iterable(map(listed, self.inputs))
+        sources = chain.from_iterable(map(sources_in, self.inputs))
         return list(dict.fromkeys(source for source in sources if isinstance(source, Step)))
 
     @cached_property
@@ -80,7 +83,7 @@ class Step:
         """The params, and the artifacts that it reads, whether or not they exist."""
         arguments: list[Any] = [self.params]
         for given in self.inputs:
-            artifacts = artifacts_of(listed(given))
+            artifacts = artifacts_of(sources_in(given))
             arguments.append(artifacts if isinstance(given, list) else artifacts[0])
         return arguments
 
@@ -245,7 +248,7 @@ class Plan:
     def check_readers(self, step: Step) -> None:
         """Let the steps that read a step say whether they can use what it would make, if its own inputs are there."""
         readers = [each for each in self.steps if step in each.upstream]
-        sources = artifacts_of(chain.from_iterable(map(listed, step.inputs)))
+        sources = artifacts_of(chain.from_iterable(map(sources_in, step.inputs)))
         if sources and all(read_manifest(source) and not is_hollow(source) for source in sources):
             for reader in readers:
                 reader.params.check_sources(sources)

@@ -112,10 +112,14 @@ def usual_rate() -> float:
 
 def pretraining_seconds(recipe: Recipe, rate: float) -> float:
     """Estimate the seconds of a recipe's pretraining at `rate` operations per second."""
-    amount, unit = recipe.pretrain.budget, recipe.pretrain.budget_unit
-    if unit == "hours":
-        return 3600 * amount
-    return (amount if unit == "flops" else amount * operations_per_token(recipe)) / rate
+    amount = recipe.pretrain.budget
+    match recipe.pretrain.budget_unit:
+        case "hours":
+            return 3600 * amount
+        case "flops":
+            return amount / rate
+        case _:
+            return amount * operations_per_token(recipe) / rate
 
 
 def estimate(runs: list[StudyRun], rate: float) -> str:
@@ -155,29 +159,43 @@ def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable[[
     way are measured on the documents that all of them hold out, and not at all if these are few. If budgets are unequal
     and some were so short that they measured less than the others, all are measured on as much as the longest was.
     """
-    recipes = {member.model: run.recipe for member, run in zip(members, runs, strict=True) if member.model}
     first, *others = models = artifacts_of(members, "model")
     held = {model.name: model.stats["heldout"] for model in models}
     if len({one["digest"] for one in held.values()}) == 1:
         return members
-    texts, how = {name: heldout_digest(one) for name, one in held.items()}, Evaluate()
-    if is_cut := any("of_digest" in one for one in held.values()):
-        how = Evaluate(characters=max(one["characters"] for one in held.values()))
-    unusual = [one for one in others if holding_out(recipes[one.name]) != holding_out(recipes[first.name])]
+    is_cut = any("of_digest" in one for one in held.values())
+    most = max(one["characters"] for one in held.values())
+    how = Evaluate(characters=most) if is_cut else Evaluate()
+    unusual = find_unusual(first, others, members, runs)
     sharing = [model for model in unusual if share_in_common(first, model) >= FEWEST_IN_COMMON]
     apart = {model.name for model in unusual if model not in sharing}
+    texts = {name: heldout_digest(one) for name, one in held.items()}
     measured = []
     for member in members:
         changes = {}
         if member.model in apart:
-            why = (
-                f"Too little of the held-out text of {first.name} is held out of {member.model} too, to compare losses."
-            )
-            changes = {"compared": False, "problem": member.problem or why}
+            changes = refuse_comparison(member, first)
         elif member.model and (sharing or is_cut or texts[member.model] != texts[first.name]):
             changes = evaluate_on(member, first, sharing, make, how)
         measured.append(member.model_copy(update=changes))
     return measured
+
+
+def refuse_comparison(member: Member, first: Artifact) -> dict:
+    """The fields of a member whose losses say nothing beside those of the first model."""
+    why = f"Too little of the held-out text of {first.name} is held out of {member.model} too, to compare losses."
+    return {"compared": False, "problem": member.problem or why}
+
+
+def find_unusual(
+    first: Artifact, others: list[Artifact], members: list[Member], runs: list[StudyRun]
+) -> list[Artifact]:
+    """The models that hold out documents in another way than the first."""
+    settings = {}
+    for member, run in zip(members, runs, strict=True):
+        if member.model and run.recipe:
+            settings[member.model] = holding_out(run.recipe)
+    return [model for model in others if settings[model.name] != settings[first.name]]
 
 
 def holding_out(recipe: Recipe) -> tuple:
@@ -204,4 +222,5 @@ def evaluate_on(
 
 def artifacts_of(members: list[Member], kind: str) -> list[Artifact]:
     """The distinct models, evaluations or reports of the members."""
-    return [artifact_named(name) for name in dict.fromkeys(getattr(member, kind) for member in members) if name]
+    names = dict.fromkeys(getattr(member, kind) for member in members)
+    return [artifact_named(name) for name in names if name]

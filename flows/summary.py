@@ -27,7 +27,7 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
 
 
 def check_name(kind: str, name: str, names: Iterable[str], rest: str = "") -> None:
-    """Raise InputError if the name is none of these names of a kind. `rest`: what else may be given."""
+    """Raise InputError if a name is not one of `names`. `rest`: what else is accepted."""
     if name not in names:
         raise InputError(f"There is no {kind} {name!r}. {did_you_mean(name, names)}Expected {', '.join(names)}{rest}.")
 
@@ -38,7 +38,7 @@ def telling(rows: list[dict]) -> list[str]:
 
 
 def relative(path: Path) -> Path:
-    """The path relative to the working directory, if it lies there."""
+    """The path relative to the working directory, if it is in there."""
     with suppress(ValueError):
         return path.relative_to(Path.cwd())
     return path
@@ -47,45 +47,60 @@ def relative(path: Path) -> Path:
 def counts(stats: dict) -> str:
     """The most telling numbers of a stage's statistics, chosen by their names; empty for unknown or odd statistics."""
     with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # a listing shows the other artifacts
-        return next((summarize(stats) for name, summarize in BY_NAME.items() if name in stats), "")
+        for name, summarize in BY_NAME.items():
+            if name in stats:
+                return summarize(stats)
     return ""
 
 
 def _kept(stats: dict) -> str:
-    kept, dropped = stats["documents"], sum(of["documents"] for of in stats["dropped"].values())
+    kept = stats["documents"]
+    dropped = sum(of["documents"] for of in stats["dropped"].values())
     if not stats.get("checked", True):
         return f"{counted(kept, 'document')}, unchecked"
     return f"{kept:,} of {counted(kept + dropped, 'document')} kept"
 
 
 def _documents(stats: dict) -> str:
+    documents = counted(stats["documents"], "document")
     lost = sum(stats.get("lost", {}).values())
-    return counted(stats["documents"], "document") + (f", {lost:,} lost" if lost else "")
+    return f"{documents}, {lost:,} lost" if lost else documents
 
 
 def _validation(stats: dict) -> str:
-    metric, splits = stats["metric"], stats["validation"].values()
+    metric = stats["metric"]
+    splits = stats["validation"].values()
     scores = " / ".join(f"{of['metrics'][metric]:.1f}" for of in splits)
-    weak = all(of["intervals"][metric][0] <= of["majority"][metric] for of in splits)
-    return f"{stats['task']} {scores} {metric}{WEAK if weak else ''}"
+    is_weak = all(of["intervals"][metric][0] <= of["majority"][metric] for of in splits)
+    return f"{stats['task']} {scores} {metric}{WEAK if is_weak else ''}"
 
 
 def _report(stats: dict) -> str:
     if stats["average"] is not None:
         return f"GLUE average {stats['average']:.1f}"
     rows = [row for row in stats["table"] if row["share"] == 1]
-    shown = [f"{row['task']} {row['score']:.1f}{WEAK if row['verdict'] else ''}" for row in rows[:SHOWN_TASKS]]
-    return ", ".join(shown) + (f" and {len(rows) - SHOWN_TASKS} more" if rows[SHOWN_TASKS:] else "")
+    shown = []
+    for row in rows[:SHOWN_TASKS]:
+        weak = WEAK if row["verdict"] else ""
+        shown.append(f"{row['task']} {row['score']:.1f}{weak}")
+    rest = len(rows) - SHOWN_TASKS
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _loss(loss: dict) -> str:
     error = loss.get("standard_error")
-    return f"{loss['value']:.4f}" + ("" if error is None else f" ± {error:.4f}") + " nats per byte"
+    spread = "" if error is None else f" ± {error:.4f}"
+    return f"{loss['value']:.4f}{spread} nats per byte"
+
+
+def _runs(stats: dict) -> str:
+    runs = counted(stats["runs"], "run")
+    return f"{runs}, {stats['failed']} failed" if stats["failed"] else runs
 
 
 # The first of these names that the statistics have decides.
 BY_NAME: dict[str, Callable[[dict], str]] = {
-    "failed": lambda stats: counted(stats["runs"], "run") + (f", {stats['failed']} failed" if stats["failed"] else ""),
+    "failed": _runs,
     "nats_per_byte": lambda stats: _loss(stats["nats_per_byte"]),
     "heldout_loss": lambda stats: f"held-out loss {_loss(stats['heldout']['nats_per_byte'])}",
     "adopted": lambda stats: f"{stats['parameters']:,} parameters, adopted from a folder",
@@ -100,7 +115,11 @@ BY_NAME: dict[str, Callable[[dict], str]] = {
 
 def flat(value: Any, path: str = "") -> dict[str, str]:
     """Nested dicts as {dotted path: text}."""
-    if isinstance(value, dict):
-        inner = (flat(of_name, f"{path}.{name}" if path else name) for name, of_name in value.items())
-        return {name: text for part in inner for name, text in part.items()}
-    return {path: json.dumps(value) if not isinstance(value, str) else printable(value)}
+    if isinstance(value, str):
+        return {path: printable(value)}
+    if not isinstance(value, dict):
+        return {path: json.dumps(value)}
+    found: dict[str, str] = {}
+    for name, inner in value.items():
+        found |= flat(inner, f"{path}.{name}" if path else name)
+    return found

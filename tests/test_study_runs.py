@@ -17,11 +17,11 @@ from flows.recipes.studies import STUDIES, THE_RECIPE
 from flows.recipes.study_runs import (
     Study,
     StudyRun,
+    find_study,
     operations_per_token,
+    parse_scale,
     resolve_study,
     runs_of,
-    scale_of,
-    study_called,
 )
 from flows.study import estimate, pretraining_seconds, study
 from model.errors import InputError
@@ -35,8 +35,8 @@ OWN_TEXT = {"source": "files", "files": ["own.jsonl"]}
 def runs(study: dict | str, recipe: str = "crammed-bert", scale: str = "", **given) -> list[StudyRun]:
     """All runs of a study, or of one with these runs."""
     given = {"override": {}, "seeds": 1, "until": "report"} | given
-    asked = study_called(study) if isinstance(study, str) else Study(recipe=recipe, runs=study)
-    return runs_of(asked, recipe, scale=scale_of(scale, recipe), **given)
+    asked = find_study(study) if isinstance(study, str) else Study(recipe=recipe, runs=study)
+    return runs_of(asked, recipe, scale=parse_scale(scale, recipe), **given)
 
 
 def recipes(*args, **given) -> dict[str, Recipe]:
@@ -158,7 +158,7 @@ def test_no_option_of_architecture_and_training_is_idle():
     ],
 )
 def test_a_scale_names_a_size_and_a_budget(text: str, recipe: str, expected: tuple, words: str):
-    found = scale_of(text, recipe)
+    found = parse_scale(text, recipe)
     assert (tuple(found), str(found)) == (expected, words)
     run = recipes({"one": {}}, recipe, text)["one"].pretrain
     size, _, amount, unit = expected
@@ -178,14 +178,14 @@ def test_a_scale_names_a_size_and_a_budget(text: str, recipe: str, expected: tup
     ],
 )  # fmt: skip
 def test_a_scale_that_is_none_is_refused_with_what_it_may_be(text: str):
-    refused = refusal(scale_of, text, "crammed-bert")
+    refused = refusal(parse_scale, text, "crammed-bert")
     for word in (repr(text), "pocket", "day", "tokens", "1/64 to 64"):
         assert word in refused
 
 
 @pytest.mark.parametrize("size", ["pocket", "day", "pocket 3e6 tokens", "pocket x 0.5"])
 def test_a_size_is_refused_for_a_recipe_that_has_one_of_its_own(size: str):
-    assert "'demo'" in refusal(scale_of, size, "demo")
+    assert "'demo'" in refusal(parse_scale, size, "demo")
 
 
 def test_a_multiple_that_changes_nothing_is_refused_and_one_that_leaves_no_run_possible_is_named():
@@ -208,7 +208,7 @@ def test_a_multiple_of_a_size_scales_every_run_and_leaves_out_those_that_get_too
     studied = {"own": {}, "wide": {"scale": {"hidden": 2}}}
     for field, value in (("heads", 4), ("embedding", 192), ("layers", 32), ("different_layers", 8)):
         studied[field] = {"pretrain": {"architecture": {field: value}}}
-    assert str(scale_of(text, "crammed-bert")) == (
+    assert str(parse_scale(text, "crammed-bert")) == (
         "pocket x 0.5, 3,000,000 tokens" if "tokens" in text else "pocket x 0.5"
     )
     of = {name: recipe.pretrain.architecture for name, recipe in recipes(studied, scale=text).items()}
@@ -380,7 +380,7 @@ def test_files_of_a_run_or_an_override_are_read_as_far_as_these_say(scale: str):
 
 
 def test_an_unknown_study_or_recipe_is_refused_with_a_suggestion():
-    assert "masking?" in refusal(study_called, "maskin")
+    assert "masking?" in refusal(find_study, "maskin")
     assert "crammed-bert?" in refusal(asked, "masking", "crammed-bret")
 
 
@@ -422,7 +422,7 @@ def test_a_file_that_holds_no_study_is_refused_with_its_name_and_what_is_wrong(t
     if text is not None:
         (tmp_path / name).write_text(text, encoding="latin-1")
     with pytest.raises(InputError) as refused:
-        study_called(str(tmp_path / name))
+        find_study(str(tmp_path / name))
     for word in words.split():
         assert word in str(refused.value)
 

@@ -157,7 +157,7 @@ class Parameter(NamedTuple):
 
 def parameters_of(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[Parameter]:
     """The parameters of a model and of the models in it, with their `values`."""
-    from flows.recipes.recipe import in_words, level, takes
+    from flows.recipes.recipe import describe_values, in_words, level
 
     schemas = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
@@ -166,7 +166,7 @@ def parameters_of(model: "type[BaseModel]", values: dict[str, Any], path: str = 
             yield from parameters_of(inner, values[name], f"{path}{name}.")
         else:
             value = in_words(values[name]) or '""'
-            yield Parameter(path + name, takes(schemas[name]), value, field.description or "")
+            yield Parameter(path + name, describe_values(schemas[name]), value, field.description or "")
 
 
 def parameters_in(recipe: str, stage: str) -> list[Parameter]:

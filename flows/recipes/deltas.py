@@ -3,18 +3,22 @@
 Imports settings only, so that a machine that has only torch can train by a recipe too.
 """
 
+from typing import Any, TypeAlias
+
 from flows.recipes.rules import DAY, pocket, tuned
 from model.settings import Architecture
+
+Delta: TypeAlias = dict[str, Any]  # changes to a recipe, or to a stage of it
 
 # Parts of several recipes. "The reference" is the implementation that was published with the paper.
 # BookCorpus is no longer available, hence PG-19. BERT had 2.5 billion words of Wikipedia and 0.8 of books. The
 # reference kept 35 million sequences (bookcorpus-wikipedia), about as many as 20 GB give.
-WIKIPEDIA_AND_BOOKS = {
+WIKIPEDIA_AND_BOOKS: Delta = {
     "download": {"source": {"wikipedia": 3, "books": 1}, "documents": 0, "megabytes": 20_000},
     "filter": {"max_tokens_per_char": None},
     "tokenize": {"sort": "random", "max_sequences": 35_000_000},
 }
-BERT_LAYER = {  # with BERT's head
+BERT_LAYER: Delta = {  # with BERT's head
     "activation": "gelu",
     "intermediate": 3072,
     "final_norm": False,
@@ -25,8 +29,8 @@ BERT_LAYER = {  # with BERT's head
     "decoder_bias": True,
 }
 # hf-bert-base: transformers' BertForMaskedLM, without token types
-BERT = {"architecture": BERT_LAYER | {"layers": 12, "norm_order": "post"}}
-ORIGINAL_TRAINING = {  # bert-original, but for its schedule
+BERT: Delta = {"architecture": BERT_LAYER | {"layers": 12, "norm_order": "post"}}
+ORIGINAL_TRAINING: Delta = {  # bert-original, but for its schedule
     "optimizer": "adam",
     "learning_rate": 1e-4,
     "beta2": 0.999,
@@ -37,7 +41,7 @@ ORIGINAL_TRAINING = {  # bert-original, but for its schedule
     "dropout": 0.1,
     "mask_fraction": 0.15,
 }
-MINIMAL_TRAINING = {  # bert-base of the reference, with the schedule of its ablation
+MINIMAL_TRAINING: Delta = {  # bert-base of the reference, with the schedule of its ablation
     "learning_rate": 5e-4,
     "schedule": "cosine",
     "warmup": 0.06,
@@ -45,16 +49,19 @@ MINIMAL_TRAINING = {  # bert-base of the reference, with the schedule of its abl
     "clip": None,
     "mask_fraction": 0.15,
 }
-POLYNOMIAL = {"schedule": "polynomial", "warmup": 0.01}  # BERT's line to zero: it rises for 10,000 of a million steps
+POLYNOMIAL: Delta = {
+    "schedule": "polynomial",
+    "warmup": 0.01,
+}  # BERT's line to zero: it rises for 10,000 of a million steps
 # The part of that line that the reference's bert-original reaches in a day of the paper's A6000. Its rate goes by
 # micro-batches: it rises for 80,000 of them and falls until the 8 millionth. With 256 sequences each and 42 % of the
 # card's peak, a day has about 253,000, so the rate rises for 31 % of the day and ends at 98 % of its peak. (On its
 # smaller cards, with micro-batches of 32 and 64, it rises for 10 to 14 %.) The cooldown is only a few steps.
-UNFINISHED = {"schedule": "trapezoid", "warmup": 0.31, "cooldown": 1e-4}
-COSINE = {"schedule": "cosine", "warmup": 0.06}
+UNFINISHED: Delta = {"schedule": "trapezoid", "warmup": 0.31, "cooldown": 1e-4}
+COSINE: Delta = {"schedule": "cosine", "warmup": 0.06}
 
 # Beyond the paper: Muon, more masks, and a rate that falls over the second half
-BEYOND = {
+BEYOND: Delta = {
     "optimizer": "muon",
     "beta2": 0.95,
     "adam_eps": 1e-8,
@@ -64,15 +71,15 @@ BEYOND = {
     "mask_fraction": 0.3,
 }
 # As deep and wide as crammed-bert, with rotary positions as ModernBERT
-ROTARY = {"norm_bias": False, "norm_eps": 1e-5, "first_norm": False, "positions": "rotary", "zero_outputs": True}
+ROTARY: Delta = {"norm_bias": False, "norm_eps": 1e-5, "first_norm": False, "positions": "rotary", "zero_outputs": True}
 # With a dense layer before the vocabulary it is transformers' ModernBERT with global attention only.
-MODERN = BEYOND | {"architecture": ROTARY | {"head_transform": True}}
-DETECTION = {"detection": 5.0}  # at pocket size a weight of 1 gained hardly anything on CoLA (docs/findings.md)
+MODERN: Delta = BEYOND | {"architecture": ROTARY | {"head_transform": True}}
+DETECTION: Delta = {"detection": 5.0}  # at pocket size a weight of 1 gained hardly anything on CoLA (docs/findings.md)
 # Without ModernBERT's dense layer and with convolutions, short runs reach a lower loss (docs/findings.md).
-FRONTIER = BEYOND | DETECTION | {"architecture": ROTARY | {"convolution": 5}}
+FRONTIER: Delta = BEYOND | DETECTION | {"architecture": ROTARY | {"convolution": 5}}
 
 # How each recipe differs from the paper's final one. The title, which is the recipe's name, comes below.
-NAMED: dict[str, dict] = {
+NAMED: dict[str, Delta] = {
     "crammed-bert": {},
     # The paper's first version (December 2022: c5, o3, C4) has the same layout. Its release read 25 million documents
     # and dropped those with 0.25 tokens per character, as here; its text says 20 million and 0.3. It filtered first, by
@@ -137,13 +144,13 @@ NAMED: dict[str, dict] = {
 # What a pocket recipe changes beyond its rule. In so small a model, 32,768 entries take nearly half of the
 # operations; with 8,192 a step takes 0.63 of the time. After the same time the loss of whole words doesn't tell which
 # is better, and CoLA and STS-B are no worse in any of two seeds (docs/findings.md).
-POCKET_EXTRA = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "frontier")}
+POCKET_EXTRA: dict[str, Delta] = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "frontier")}
 
 # Offline and in a few minutes: the documentation of installed packages, and probes in place of GLUE. The layout is that
 # of `frontier`, whose convolutions learn in a minute what the probes ask. Sizes, batch, Muon's rate and masks were the
 # best of twelve trials of two minutes' CPU time without convolutions; AdamW's rate was tried once with them
 # (docs/log/2026-11.md).
-DEMO = {
+DEMO: Delta = {
     "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
     "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5},
     "vocabulary": {"entries": 4096},
@@ -168,7 +175,7 @@ DEMO = {
     },
 }
 
-POCKETS = {
+POCKETS: dict[str, Delta] = {
     "pocket" if name == "crammed-bert" else f"pocket-{name}": pocket(delta) | POCKET_EXTRA.get(name, {})
     for name, delta in NAMED.items()
 }
@@ -183,6 +190,6 @@ POCKETS["pocket-mini"] = POCKETS["pocket-frontier"] | {
 }
 POCKETS["pocket-unicode"] = POCKETS["pocket"] | {"vocabulary": {"characters": "unicode"}}  # text of any script
 # The changes of every recipe, with its title: those above, a pocket recipe for each, and the demo
-DELTAS: dict[str, dict] = {
+DELTAS: dict[str, Delta] = {
     name: delta | {"report": {"title": name}} for name, delta in (NAMED | POCKETS | {"demo": DEMO}).items()
 }

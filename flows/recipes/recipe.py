@@ -2,12 +2,12 @@
 
 import functools
 import json
-from collections import Counter
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
 from flows.recipes.deltas import DELTAS
@@ -59,8 +59,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 STAGES = tuple(Recipe.model_fields)
-StageName = Literal[*STAGES]
-RecipeName = Literal[*DELTAS]  # for Prefect, which refuses other names at submission
+if TYPE_CHECKING:  # which are made from the recipes below
+    StageName = str
+    RecipeName = str
+    Override = dict[str, Any]
+    Use = dict[str, str]
+else:
+    StageName = Literal[*STAGES]
+    RecipeName = Literal[*DELTAS]  # for Prefect, which refuses other names at submission
 
 
 def level(field: FieldInfo) -> type[BaseModel] | None:
@@ -74,35 +80,47 @@ def merge(base: dict, delta: dict, model: type[BaseModel] = Recipe) -> dict:
     merged = dict(base)
     for name, value in delta.items():
         inner = level(model.model_fields[name]) if name in model.model_fields else None
-        nested = inner and isinstance(value, dict)
-        merged[name] = merge(base.get(name, {}), value, inner) if nested else value
+        if inner and isinstance(value, dict):
+            value = merge(base.get(name, {}), value, inner)
+        merged[name] = value
     return merged
 
 
-def takes(schema: dict) -> str:
+def describe_values(schema: dict) -> str:
     """The values that a field takes, in words, from its JSON schema: a type with its range, or choices."""
-    if several := schema.get("anyOf") or schema.get("oneOf"):
-        return ", or ".join(map(takes, several))
+    several = schema.get("anyOf") or schema.get("oneOf")
+    if several:
+        return ", or ".join(map(describe_values, several))
     if "$ref" in schema:  # the only models in lists
         return "definition"
     if "items" in schema:
-        each = takes(schema["items"])
+        each = describe_values(schema["items"])
         return f"list, each {each}" if "enum" in schema["items"] else f"list of {each}"
-    if isinstance(values := schema.get("additionalProperties"), dict):
-        return f"object with values: {takes(values)}"
-    if choices := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
-        return "true or false" if choices == [True, False] else f"one of {', '.join(map(str, choices))}"
-    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    limits = ", ".join(f"{word} {schema[name]:,}" for name, word in words.items() if name in schema)
-    if "minimum" in schema and "maximum" in schema:
-        limits = f"{schema['minimum']:,} to {schema['maximum']:,}"
+    values = schema.get("additionalProperties")
+    if isinstance(values, dict):
+        return f"object with values: {describe_values(values)}"
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if choices == [True, False]:
+        return "true or false"
+    if choices:
+        return f"one of {', '.join(map(str, choices))}"
     kind = schema.get("type", "any value")
-    return f"{KINDS.get(kind, kind)} {limits}".strip()
+    return f"{KINDS.get(kind, kind)} {describe_range(schema)}".strip()
+
+
+def describe_range(schema: dict) -> str:
+    """The range of a number, in words; empty if there is none."""
+    if "minimum" in schema and "maximum" in schema:
+        return f"{schema['minimum']:,} to {schema['maximum']:,}"
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    return ", ".join(f"{word} {schema[name]:,}" for name, word in words.items() if name in schema)
 
 
 def in_words(value: Any) -> str:
     """The value of a field as text: strings unquoted, integers with separators, all else as JSON."""
-    return f"{value:,}" if type(value) is int else value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if type(value) is int else json.dumps(value)
 
 
 def _for_the_form(default: Any, schema: dict) -> None:
@@ -119,46 +137,63 @@ def _for_the_form(default: Any, schema: dict) -> None:
             inner["anyOf"] = inner.pop("oneOf")
     value = in_words(default)
     usual = f"in crammed-bert: {value}" if 0 < len(value) <= LONGEST_DEFAULT else ""
-    facts = "; ".join(filter(None, (takes(schema), usual)))
+    facts = "; ".join(filter(None, (describe_values(schema), usual)))
     schema["description"] = f"{schema.get('description', '')} {facts[0].upper()}{facts[1:]}.".strip()
 
 
 def _partial(model: type[BaseModel], base: dict) -> type:
     """A typed dict of a model's fields, all optional, with their defaults in `base` described."""
-    fields = {}
+    fields: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         nested = level(info)
-        kind = _partial(nested, base[name]) if nested else info.annotation
-        shown = None if nested else functools.partial(_for_the_form, base[name])
-        about = info.description or ((nested.__doc__ or "").split("\n")[0] if nested else None)
-        fields[name] = Annotated[kind, Field(title=name, description=about, json_schema_extra=shown), *info.metadata]
-    partial = TypedDict(f"{model.__name__}Override", fields, total=False)
-    partial.__pydantic_config__ = ConfigDict(extra="forbid")
-    return partial
+        if nested:
+            kind: Any = _partial(nested, base[name])
+            first_line, *_ = (nested.__doc__ or "").split("\n")
+            about = Field(title=name, description=info.description or first_line)
+        else:
+            kind = info.annotation
+            shown = functools.partial(_for_the_form, base[name])
+            about = Field(title=name, description=info.description, json_schema_extra=shown)
+        fields[name] = Annotated[kind, about, *info.metadata]
+    return _optional_fields(f"{model.__name__}Override", fields)
 
 
-# The changes to a recipe. Prefect refuses unknown fields and bad values at submission.
-Override = _partial(Recipe, Recipe().model_dump(mode="json"))
-CHANGES = TypeAdapter(Override)
-Use = TypedDict("Use", dict.fromkeys(STAGES, str), total=False)
-Use.__pydantic_config__ = ConfigDict(extra="forbid")
+def _optional_fields(name: str, fields: dict[str, Any]) -> type:
+    """A typed dict with these fields, all optional, and no others."""
+    made = TypedDict(name, fields, total=False)  # type: ignore[misc]
+    made.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    return made
+
+
+if not TYPE_CHECKING:
+    # The changes to a recipe. Prefect refuses unknown fields and bad values at submission.
+    Override = _partial(Recipe, Recipe().model_dump(mode="json"))
+    Use = _optional_fields("Use", dict.fromkeys(STAGES, str))
+CHANGES: TypeAdapter[Any] = TypeAdapter(Override)
 
 
 def parse_json(text: str) -> Any:
     """The value of a JSON text. Raises ValueError if an object has a name twice, since one of the two would be lost."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
-            raise ValueError(f"{twice[0]!r} is given twice in the same object; merge the two or rename one")
-        return dict(pairs)
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise ValueError(f"{name!r} is given twice in the same object; merge the two or rename one")
+            found[name] = value
+        return found
 
     return json.loads(text, object_pairs_hook=unique)
 
 
 def without_empty(override: dict) -> dict:
     """Drop the empty levels of an override, which Prefect's form sends for cleared fields."""
-    levels = {name: without_empty(value) if isinstance(value, dict) else value for name, value in override.items()}
-    return {name: value for name, value in levels.items() if value != {}}
+    found = {}
+    for name, value in override.items():
+        kept = without_empty(value) if isinstance(value, dict) else value
+        if kept != {}:
+            found[name] = kept
+    return found
 
 
 def check_changes(changes: dict) -> None:
@@ -166,7 +201,7 @@ def check_changes(changes: dict) -> None:
     try:
         CHANGES.validate_python(changes)
     except ValidationError as error:
-        raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
+        raise InputError(sentences_of(error)) from error
 
 
 def resolve(name: str, override: dict) -> Recipe:
@@ -196,57 +231,86 @@ def unused_fields(name: str, override: dict, reached: set[str]) -> list[str]:
 
 def recipe_of(delta: dict, override: dict) -> Recipe:
     """The paper's recipe with a delta and then an override. Raises InputError for invalid fields."""
-    if isinstance(download := override.get("download"), dict) and reads_files(download):
+    download = override.get("download")
+    if isinstance(download, dict) and reads_files(download):
         override = override | {"download": dict.fromkeys(LIMITS, 0) | download}  # the recipe's belong to its source
     changes = merge(delta, override)
     try:
         recipe = Recipe.model_validate(merge(Recipe().model_dump(), changes))
     except ValidationError as error:
-        raise InputError(" ".join(sentence(problem) for problem in error.errors())) from error
-    recipe = from_start(recipe, override.get("vocabulary", {}))
-    # the corpus must not have the data that scores the model
-    clean, own = recipe.decontaminate, definitions_in(recipe.finetune.tasks)
-    of_names = recipe.finetune.data if len(own) < len(recipe.finetune.tasks) else ""
-    searched = {"data": clean.data or of_names, "tasks": list(dict.fromkeys([*clean.tasks, *own]))}
-    # what measures a document reads what the vocabulary will read
-    normaliser = recipe.vocabulary.normaliser() if recipe.measure.normaliser == ASCII else recipe.measure.normaliser
-    added = {"decontaminate": searched, "measure": {"normaliser": normaliser}}
+        raise InputError(sentences_of(error)) from error
+    recipe = begin_from_model(recipe, override.get("vocabulary", {}))
+    recipe = change_stage(recipe, "decontaminate", **searched_data(recipe))
+    if recipe.measure.normaliser == ASCII:  # what measures a document reads what the vocabulary will read
+        recipe = change_stage(recipe, "measure", normaliser=recipe.vocabulary.normaliser())
     if recipe.vocabulary.characters == "unicode" and "max_tokens_per_char" not in changes.get("filter", {}):
-        added["filter"] = {"max_tokens_per_char": BY_SCRIPT}
-    return recipe.model_copy(update={name: getattr(recipe, name).model_copy(update=new) for name, new in added.items()})
+        recipe = change_stage(recipe, "filter", max_tokens_per_char=BY_SCRIPT)
+    return recipe
 
 
-def from_start(recipe: Recipe, asked: dict) -> Recipe:
+def change_stage(recipe: Recipe, stage: str, **changes: Any) -> Recipe:
+    """The recipe with other values of valid fields of a stage."""
+    params = getattr(recipe, stage).model_copy(update=changes)
+    return recipe.model_copy(update={stage: params})
+
+
+def searched_data(recipe: Recipe) -> dict[str, Any]:
+    """Data and tasks of decontamination: the corpus must not have the data that scores the model."""
+    asked = recipe.decontaminate
+    tasks = recipe.finetune.tasks
+    own = definitions_in(tasks)
+    data = asked.data
+    if not data and len(own) < len(tasks):
+        data = recipe.finetune.data
+    return {"data": data, "tasks": list(dict.fromkeys([*asked.tasks, *own]))}
+
+
+def begin_from_model(recipe: Recipe, asked: dict) -> Recipe:
     """The recipe with the vocabulary of the model that it begins from. `asked`: the user's changes to that."""
-    if not (name := recipe.pretrain.start or recipe.vocabulary.start):
+    name = recipe.pretrain.start or recipe.vocabulary.start
+    if not name:
         return recipe
     model = adopt.find_model(name, masked=bool(recipe.pretrain.start))
     tokenizer = load_tokenizer(model.path)
     theirs = {"entries": tokenizer.get_vocab_size()} | normaliser_of(tokenizer).model_dump(exclude={"alphabet"})
-    wrong = [f"{key} is {asked[key]!r}, its {of!r}" for key, of in theirs.items() if asked.get(key, of) != of]
+    wrong = [f"{field} is {asked[field]!r}, its {of!r}" for field, of in theirs.items() if asked.get(field, of) != of]
     if wrong:
         raise InputError(f"vocabulary: that of {name} is taken as it is, but {'; '.join(wrong)}. Omit these.")
-    words = recipe.vocabulary.model_copy(update=theirs | {"start": model.name})
-    bert = recipe.pretrain.model_copy(update={"start": model.name} if recipe.pretrain.start else {})
-    return recipe.model_copy(update={"vocabulary": words, "pretrain": bert})
+    recipe = change_stage(recipe, "vocabulary", **theirs, start=model.name)
+    if recipe.pretrain.start:
+        recipe = change_stage(recipe, "pretrain", start=model.name)
+    return recipe
 
 
-def sentence(problem: dict) -> str:
-    """A pydantic error as a sentence: the field, what is wrong, the value."""
-    *path, last = [step for step in problem["loc"] if step not in TAGS] or ["recipe"]
-    field = ".".join(map(str, (*path, last)))
+def sentences_of(error: ValidationError) -> str:
+    """The problems that pydantic found, each as a sentence: the field, what is wrong, the value."""
+    return " ".join(map(sentence_of, error.errors()))
+
+
+def sentence_of(problem: ErrorDetails) -> str:
+    """A problem that pydantic found, as a sentence."""
+    path = [step for step in problem["loc"] if step not in TAGS] or ["recipe"]
     if problem["type"] == "extra_forbidden":
-        model: type[BaseModel] = Recipe
-        for step in path:  # the only models in lists are definitions
-            model = model if isinstance(step, int) else level(model.model_fields[step]) or Definition
-        meant = did_you_mean(last, model.model_fields)
-        owner, fields = field.rpartition(".")[0] or "A recipe", ", ".join(model.model_fields)
-        return f"There is no field {field}. {meant}{owner} has {fields}."
+        return unknown_field(path)
+    field = ".".join(map(str, path))
     message = problem["msg"].removeprefix("Value error, ")
-    value = f" (found {problem['input']!r})" if problem["type"] != "value_error" else ""
+    value = "" if problem["type"] == "value_error" else f" (found {problem['input']!r})"
     if TAGS[0] in problem["loc"]:
-        value += f'. A task of your own needs a definition, as {{"name": "{problem["input"]}", "data": "FILE"}}'
+        value += f'. A custom task needs a definition, such as {{"name": "{problem["input"]}", "data": "FILE"}}'
     return f"{field}: {message}{value}."
+
+
+def unknown_field(path: list[str | int]) -> str:
+    """The sentence about a field that doesn't exist, with the fields that do."""
+    *levels, last = path
+    model: type[BaseModel] = Recipe
+    for name in levels:
+        if isinstance(name, str):  # a number is a place in a list, whose only models are definitions
+            model = level(model.model_fields[name]) or Definition
+    field = ".".join(map(str, path))
+    owner = ".".join(map(str, levels)) or "A recipe"
+    meant = did_you_mean(last, model.model_fields)
+    return f"There is no field {field}. {meant}{owner} has {', '.join(model.model_fields)}."
 
 
 RECIPES: dict[str, Recipe] = {name: resolve(name, {}) for name in DELTAS}

@@ -8,7 +8,8 @@ import math
 from model.settings import Architecture, Training
 
 LENGTH = 128  # tokens of a sequence
-DAY, MINUTES = 1.1e10, 2e7  # tokens: a day of an A6000 at half its peak, twenty minutes of two cores
+DAY = 1.1e10  # tokens of a day of an A6000 at half its peak
+MINUTES = 2e7  # tokens of twenty minutes of two cores
 POCKET_HEAD = 64  # values of an attention head, as in BERT
 POCKET_SHARE = 128  # batch and text are divided by it
 DOCUMENTS = 8_000_000  # of the paper's text, as tasks/download.py has it
@@ -27,13 +28,21 @@ def tuned(hidden: int, tokens: float, convolution: int) -> dict:
     """
     narrower = math.sqrt(256 / hidden)
     batch = 2 ** round(math.log2(0.75 * tokens**0.571 / LENGTH))
-    rate, steps = 3.6e-3 * narrower, tokens / (batch * LENGTH)
-    values = {
-        "matrix_learning_rate": rate,
-        "learning_rate": (0.01 if convolution else 0.004) * narrower,
-        "weight_decay": min(1.0, 2 / (rate * steps)),
+    steps = tokens / (batch * LENGTH)
+    rate = 3.6e-3 * narrower
+    adamw = 0.01 if convolution else 0.004
+    return {
+        "batch_size": batch,
+        "batch_ramp": 0,
+        "matrix_learning_rate": two_digits(rate),
+        "learning_rate": two_digits(adamw * narrower),
+        "weight_decay": two_digits(min(1.0, 2 / (rate * steps))),
     }
-    return {"batch_size": batch, "batch_ramp": 0} | {name: float(f"{value:.2g}") for name, value in values.items()}
+
+
+def two_digits(value: float) -> float:
+    """A value rounded to two significant digits."""
+    return float(f"{value:.2g}")
 
 
 def nearest(value: float, unit: int) -> int:
@@ -60,9 +69,14 @@ def less_text(download: dict) -> dict:
     """The download of a pocket recipe: a 128th from the hub, but everything from text on this machine."""
     if reads_files(download) or download.get("source") == "python-docs":
         return download
-    limits = {"documents": DOCUMENTS, "megabytes": 0} | download
-    less = {name: float(limits[name]) / POCKET_SHARE for name in LIMITS if limits[name]}
-    return download | {name: max(1, round(amount)) if name == "documents" else amount for name, amount in less.items()}
+    less = dict(download)
+    documents = download.get("documents", DOCUMENTS)
+    if documents:
+        less["documents"] = max(1, round(documents / POCKET_SHARE))
+    megabytes = download.get("megabytes", 0)
+    if megabytes:
+        less["megabytes"] = megabytes / POCKET_SHARE
+    return less
 
 
 def in_minutes(training: Training, hidden: int, narrow: int) -> dict:
@@ -73,13 +87,18 @@ def in_minutes(training: Training, hidden: int, narrow: int) -> dict:
     if training.optimizer != "muon":
         batch = max(16, training.batch_size // POCKET_SHARE)
         return {"batch_size": batch, "learning_rate": 4 * training.learning_rate}
-    day, minutes = tuned(hidden, DAY, 0), tuned(narrow, MINUTES, 0)
-    rates = {
-        name: float(f"{getattr(training, name) * minutes[name] / day[name]:.2g}")
-        for name in ("matrix_learning_rate", "learning_rate", "weight_decay")
+    day = tuned(hidden, DAY, 0)
+    minutes = tuned(narrow, MINUTES, 0)
+
+    def scaled(name: str) -> float:
+        return getattr(training, name) * minutes[name] / day[name]
+
+    return {
+        "matrix_learning_rate": two_digits(scaled("matrix_learning_rate")),
+        "learning_rate": two_digits(scaled("learning_rate")),
+        "weight_decay": min(1.0, two_digits(scaled("weight_decay"))),
+        "batch_size": max(16, round(scaled("batch_size"))),
     }
-    rates["weight_decay"] = min(1.0, rates["weight_decay"])
-    return rates | {"batch_size": max(16, round(training.batch_size * minutes["batch_size"] / day["batch_size"]))}
 
 
 def resized(shape: Architecture, layers: float, hidden: int, fewest: int = 1) -> dict:
@@ -109,19 +128,18 @@ def pocket(delta: dict) -> dict:
     Sequences in random order: such a run is far shorter than an epoch and would only see the junk at the head of the
     sort. One seed in finetuning, at 2e-4, since with the rules' 4e-5 so small a model hardly leaves the majority class.
     """
-    given, tokenize = delta.get("pretrain", {}), delta.get("tokenize", {})
-    architecture = Architecture(**given.get("architecture", {}))
-    training = Training(**{name: value for name, value in given.items() if name in Training.model_fields})
+    pretrain = delta.get("pretrain", {})
+    shape = pretrain.get("architecture", {})
+    architecture = Architecture(**shape)
+    training = Training(**{name: value for name, value in pretrain.items() if name in Training.model_fields})
     hidden = nearest(architecture.hidden / 3, POCKET_HEAD)
-    changes = {
-        "architecture": given.get("architecture", {}) | resized(architecture, 1 / 4, hidden, fewest=2),
-        "budget": 1 / 3,
-        "budget_unit": "hours",
-    }
+    smaller = {"architecture": shape | resized(architecture, 1 / 4, hidden, fewest=2)}
+    shorter = {"budget": 1 / 3, "budget_unit": "hours"} | in_minutes(training, architecture.hidden, hidden)
+    tokenize = delta.get("tokenize", {})
     most = min(250_000, tokenize.get("max_sequences", 250_000))
     return delta | {
         "download": less_text(delta.get("download", {})),
         "tokenize": tokenize | {"heldout_fraction": 0.005, "max_sequences": most, "sort": "random"},
-        "pretrain": given | changes | in_minutes(training, architecture.hidden, hidden),
+        "pretrain": pretrain | smaller | shorter,
         "finetune": delta.get("finetune", {}) | {"seeds": 1, "learning_rate": 2e-4},
     }

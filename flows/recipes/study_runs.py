@@ -16,6 +16,7 @@ from model.errors import InputError
 from model.settings import READ_BY, Training
 from model.wording import budget
 from tasks.compare import Compare, Member
+from tasks.pretrain import Pretrain
 
 NUMBER = r"(\d{1,3}(?:,\d{3})+|\d*\.?\d+(?:[eE][+-]?\d+)?)"  # commas between thousands only
 SCALE = re.compile(rf"(?:(pocket|day)(?: +x *{NUMBER})?)?(?:(?:^|(?<=\w),? +){NUMBER} +(hour|token|flop)s?)?")
@@ -82,7 +83,7 @@ class StudyRun(NamedTuple):
     recipe: Recipe | None
 
 
-def study_called(name: str) -> Study:
+def find_study(name: str) -> Study:
     """A study by its name, or from a JSON file."""
     if name in STUDIES:
         return Study(**STUDIES[name])
@@ -101,21 +102,32 @@ def study_called(name: str) -> Study:
         raise InputError(f"{name} can't be read: {type(error).__name__}: {error}. Expected a study.") from error
 
 
-def scale_of(text: str, recipe: str) -> Scale:
+def parse_scale(text: str, recipe: str) -> Scale:
     """Parse a scale. Without a size, recipes of the paper's size become pocket recipes."""
     check_name("recipe", recipe, DELTAS)
+    wrong = InputError(f"scale is {text!r}; expected {SCALES}.")
     match = SCALE.fullmatch(text.strip())
-    size, by, number, noun = match.groups() if match else ("", "0", "", "")
-    multiple, amount = (float(given.replace(",", "")) if given else 1.0 for given in (by, number))
-    if not 1 / MOST <= multiple <= MOST or not 0 < amount < math.inf or (amount < 1 and noun != "hour"):
-        raise InputError(f"scale is {text!r}; expected {SCALES}.")
+    if not match:
+        raise wrong
+    size, by, number, noun = match.groups()
+    multiple = number_of(by) if by else 1.0
+    amount = number_of(number) if number else None
+    if not 1 / MOST <= multiple <= MOST:
+        raise wrong
+    if amount is not None and (not 0 < amount < math.inf or (amount < 1 and noun != "hour")):
+        raise wrong
     if size and recipe not in NAMED:
         raise InputError(
-            f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Give only a budget, or one of the "
+            f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Pass only a budget, or choose one of the "
             f"recipes {', '.join(NAMED)}."
         )
-    size = size or ("pocket" if recipe in NAMED else "")
-    return Scale(size, multiple, *((amount, f"{noun}s") if noun else (None, "")))
+    usual = "pocket" if recipe in NAMED else ""
+    return Scale(size or usual, multiple, amount, f"{noun}s" if noun else "")
+
+
+def number_of(text: str) -> float:
+    """A number that may have commas between thousands."""
+    return float(text.replace(",", ""))
 
 
 def read_only(training: dict, chosen: dict) -> dict:
@@ -123,7 +135,8 @@ def read_only(training: dict, chosen: dict) -> dict:
 
     `chosen`: the fields that the run sets itself; they stay.
     """
-    usual, shape = Training(), training.get("architecture", {})
+    usual = Training()
+    shape = training.get("architecture", {})
     if shape.get("norm_order") == "post" and "first_norm" not in chosen.get("architecture", {}):
         shape = {name: value for name, value in shape.items() if name != "first_norm"}
         training = training | {"architecture": shape}
@@ -134,7 +147,8 @@ def read_only(training: dict, chosen: dict) -> dict:
 
 def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
     """The delta of a run at this scale. Raises InputError for changes that no recipe takes."""
-    own, recipe = stages_of(changes), changes.get(OTHER, recipe)
+    own = stages_of(changes)
+    recipe = changes.get(OTHER, recipe)
     delta = merge(DELTAS[recipe], own)
     if "pretrain" in delta:
         delta["pretrain"] = read_only(delta["pretrain"], own.get("pretrain", {}))
@@ -143,9 +157,10 @@ def delta_of(recipe: str, changes: dict, scale: Scale) -> dict:
         delta = merge(POCKET_EXTRA.get(recipe, {}), pocket(delta))
     if scale.amount:
         delta = merge(delta, {"pretrain": {"budget": scale.amount, "budget_unit": scale.unit}})
-    kept = {
-        stage: {name: own[stage][name] for name in names & set(own.get(stage, {}))} for stage, names in KEPT.items()
-    }
+    kept = {}
+    for stage, names in KEPT.items():
+        changed = own.get(stage, {})
+        kept[stage] = {name: changed[name] for name in changed if name in names}
     return merge(delta, kept)
 
 
@@ -166,51 +181,65 @@ def multiples_of(changes: dict) -> Multiples:
         raise InputError(f"{'.'.join(map(str, (RELATIVE, *first['loc'])))}: {first['msg']}.") from error
 
 
-def differing(a: BaseModel, b: BaseModel, chosen: dict) -> dict:
+def differing_fields(a: BaseModel, b: BaseModel, chosen: dict) -> dict:
     """The fields of `b` that differ from `a` or that are in `chosen`, level by level."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in b:
         if isinstance(value, BaseModel):
-            found[name] = differing(getattr(a, name), value, chosen.get(name, {}))
+            found[name] = differing_fields(getattr(a, name), value, chosen.get(name, {}))
         elif value != getattr(a, name) or name in chosen:
             found[name] = value
     return found
 
 
-def flat(settings: BaseModel, path: str = "") -> dict[str, Any]:
+def values_by_field(settings: BaseModel, path: str = "") -> dict[str, Any]:
     """Values by dotted field."""
     found: dict[str, Any] = {}
     for name, value in settings:
-        found |= flat(value, f"{path}{name}.") if isinstance(value, BaseModel) else {f"{path}{name}": value}
+        found |= values_by_field(value, f"{path}{name}.") if isinstance(value, BaseModel) else {f"{path}{name}": value}
     return found
 
 
-def resolved(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe:
+def resolve_run(recipe: str, changes: dict, override: dict, scale: Scale) -> Recipe:
     """The recipe of a run. Raises InputError for changes that no recipe takes.
 
-    A run's own changes win over `override`. Multiples apply to the result.
+    In order of precedence: multiples of size and budget, the run's own changes, `override`, the recipe at this scale.
     """
     if OTHER in changes and recipe not in NAMED:
         raise InputError(
             f"It is the recipe {changes[OTHER]} of the paper's size, and the others are made of {recipe}, which has a "
-            f"size of its own. Give one of the recipes {', '.join(NAMED)}."
+            f"size of its own. Choose one of the recipes {', '.join(NAMED)}."
         )
     base = delta_of(recipe, {}, scale)
-    own = differing(recipe_of(base, {}), recipe_of(delta_of(recipe, changes, scale), {}), changes)
+    asked = merge(override, own_changes(recipe, changes, override, scale))
+    sizes = multiply(recipe_of(base, asked).pretrain, multiples_of(changes), scale.multiple)
+    return recipe_of(base, merge(asked, {"pretrain": sizes}))
+
+
+def own_changes(recipe: str, changes: dict, override: dict, scale: Scale) -> dict:
+    """The fields in which a run differs from the recipe at this scale, and those that it sets itself."""
+    usual = recipe_of(delta_of(recipe, {}, scale), {})
+    own = differing_fields(usual, recipe_of(delta_of(recipe, changes, scale), {}), changes)
     del own["report"]
     if reads_files(merge(override, own)["download"]):  # its limits are what the run says, not the recipe's
-        kept = {name: value for name, value in own["download"].items() if name not in LIMITS}
-        own["download"] = kept | {name: value for name, value in changes.get("download", {}).items() if name in LIMITS}
-    by = multiples_of(changes)
-    by = by.model_copy(update={name: scale.multiple * getattr(by, name) for name in ("layers", "hidden")})
-    pretrain, fields = recipe_of(base, merge(override, own)).pretrain, {}
+        others = {name: value for name, value in own["download"].items() if name not in LIMITS}
+        limits = {name: value for name, value in changes.get("download", {}).items() if name in LIMITS}
+        own["download"] = others | limits
+    return own
+
+
+def multiply(training: Pretrain, by: Multiples, multiple: float) -> dict:
+    """The fields of pretraining that multiples of budget and size change. `multiple`: of the size, in all runs."""
+    fields: dict[str, Any] = {}
     if by.budget != 1:
-        fields["budget"] = by.budget * pretrain.budget
-    if (by.layers, by.hidden) != (1, 1):
-        shape = pretrain.architecture
-        hidden = nearest(by.hidden * shape.hidden, min(shape.hidden // shape.heads, POCKET_HEAD))
-        fields["architecture"] = resized(shape, by.layers, hidden)
-    return recipe_of(base, merge(override, merge(own, {"pretrain": fields})))
+        fields["budget"] = by.budget * training.budget
+    layers = multiple * by.layers
+    width = multiple * by.hidden
+    if (layers, width) != (1, 1):
+        shape = training.architecture
+        unit = min(shape.hidden // shape.heads, POCKET_HEAD)
+        fields["architecture"] = resized(shape, layers, nearest(width * shape.hidden, unit))
+    return fields
 
 
 def check_run(study: Study, name: str, recipe: str, scale: Scale, until: str) -> None:
@@ -222,9 +251,36 @@ def check_run(study: Study, name: str, recipe: str, scale: Scale, until: str) ->
     try:
         multiples_of(changes)
         if recipe == study.recipe:
-            resolved(recipe, changes, {}, scale).check_lengths(until)
+            resolve_run(recipe, changes, {}, scale).check_lengths(until)
     except InputError as error:
         raise InputError(f"Run {name!r} of the study: {error}") from error
+
+
+class Variant(NamedTuple):
+    """What one or more runs of a study do, without their seeds. `recipe`: None if it is impossible; `problem`: why."""
+
+    names: list[str]
+    recipe: Recipe | None
+    problem: str = ""
+
+
+def find_variants(study: Study, recipe: str, override: dict, scale: Scale, until: str) -> list[Variant]:
+    """The runs of a study; those that are identical at this scale become one."""
+    unread = {"report"}
+    if until == "pretrain":
+        unread.add("finetune")
+    found: dict[str, Variant] = {}
+    for name, changes in study.runs.items():
+        check_run(study, name, recipe, scale._replace(multiple=1.0), until)
+        try:
+            own = resolve_run(recipe, changes, override, scale)
+            own.check_lengths(until)
+        except InputError as error:
+            found[name] = Variant([name], None, str(error))
+            continue
+        same = found.setdefault(own.model_dump_json(exclude=unread), Variant([], own))
+        same.names.append(name)
+    return list(found.values())
 
 
 def runs_of(study: Study, recipe: str, override: dict, seeds: int, scale: Scale, until: str) -> list[StudyRun]:
@@ -236,35 +292,45 @@ def runs_of(study: Study, recipe: str, override: dict, seeds: int, scale: Scale,
     if "report" in override or any("report" in changes for changes in study.runs.values()):
         raise InputError("A study sets report.title to the name of each run. Remove report.")
     check_changes(override)
-    found: dict[str, tuple[list[str], Recipe | None, str]] = {}  # names, recipe and problem of each run
-    usual, unread = scale._replace(multiple=1.0), {"report"} | ({"finetune"} if until == "pretrain" else set())
-    for name, changes in study.runs.items():
-        check_run(study, name, recipe, usual, until)
-        try:
-            own = resolved(recipe, changes, override, scale)
-            own.check_lengths(until)
-            found.setdefault(own.model_dump_json(exclude=unread), ([], own, ""))[0].append(name)
-        except InputError as error:
-            found[name] = [name], None, str(error)
-    first = next(((names[0], own) for names, own, _ in found.values() if own), None)
-    if not first:
-        given = f"recipe {recipe}{f', scale {scale}' if str(scale) else ''}{' and this override' if override else ''}"
-        raise InputError(f"No run of the study is possible with {given}: {next(iter(found.values()))[2]}")
-    if scale.multiple != 1 and resolved(recipe, study.runs[first[0]], override, usual) == first[1]:
-        raise InputError(
-            f"A multiple of {scale.multiple:g} changes nothing: models have whole blocks, and widths in steps of "
-            f"{POCKET_HEAD}. Give one that is further from 1."
-        )
-    base, runs = flat(first[1]), []
-    for names, own, problem in found.values():
-        changed = {field: value for field, value in flat(own).items() if value != base[field]} if own else {}
+    variants = find_variants(study, recipe, override, scale, until)
+    first, base = find_first(variants, recipe, override, scale)
+    if scale.multiple != 1:
+        usual = resolve_run(recipe, study.runs[first], override, scale._replace(multiple=1.0))
+        if usual == base:
+            raise InputError(
+                f"A multiple of {scale.multiple:g} changes nothing: models have whole blocks, and widths in steps of "
+                f"{POCKET_HEAD}. Choose one that is further from 1."
+            )
+    runs = []
+    for variant in variants:
+        changed = changed_values(base, variant.recipe) if variant.recipe else {}
+        name, *others = variant.names
         for seed in range(seeds):
-            member = Member(run=names[0], also=names[1:], seed=seed, changes=changed, problem=problem)
-            runs.append(StudyRun(member, seeded(own, names[0], seed) if own else None))
+            member = Member(run=name, also=others, seed=seed, changes=changed, problem=variant.problem)
+            runs.append(StudyRun(member, with_seed(variant.recipe, name, seed) if variant.recipe else None))
     return runs
 
 
-def seeded(recipe: Recipe, title: str, seed: int) -> Recipe:
+def find_first(variants: list[Variant], recipe: str, override: dict, scale: Scale) -> tuple[str, Recipe]:
+    """The name and the recipe of the first run that is possible. Raises InputError if there is none."""
+    for variant in variants:
+        if variant.recipe:
+            return variant.names[0], variant.recipe
+    given = f"recipe {recipe}"
+    if str(scale):
+        given += f", scale {scale}"
+    if override:
+        given += " and this override"
+    raise InputError(f"No run of the study is possible with {given}: {variants[0].problem}")
+
+
+def changed_values(base: Recipe, recipe: Recipe) -> dict[str, Any]:
+    """The values in which a recipe differs from the first run's, by dotted field."""
+    usual = values_by_field(base)
+    return {field: value for field, value in values_by_field(recipe).items() if value != usual[field]}
+
+
+def with_seed(recipe: Recipe, title: str, seed: int) -> Recipe:
     """A recipe with this title, and `seed` added to its seed of pretraining."""
     pretrain = recipe.pretrain.model_copy(update={"seed": recipe.pretrain.seed + seed})
     return recipe.model_copy(update={"pretrain": pretrain, "report": recipe.report.model_copy(update={"title": title})})
@@ -274,9 +340,9 @@ def resolve_study(
     name: str, recipe: str | None, override: dict, seeds: int, scale: str, until: str
 ) -> tuple[Compare, list[StudyRun]]:
     """The head of a study's page, and its runs. Raises InputError for a study that can't run."""
-    study = study_called(name)
+    study = find_study(name)
     base = recipe or study.recipe
-    size = scale_of(scale, base)
+    size = parse_scale(scale, base)
     runs = runs_of(study, base, override, seeds, size, until)
     if seeds > 1 and any("seed" in run.get("pretrain", {}) for run in study.runs.values()):
         raise InputError("A run of this study sets pretrain.seed, and seeds is above 1. Leave one of them out.")
@@ -296,6 +362,7 @@ def operations_per_token(recipe: Recipe) -> float:
     from model import bert
     from model.masking import masks_per_sequence
 
-    length, training = recipe.tokenize.length, recipe.pretrain
+    length = recipe.tokenize.length
+    training = recipe.pretrain
     masks = masks_per_sequence(training.mask_fraction, length)
     return bert.operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)
