@@ -144,9 +144,9 @@ class Opened:
 
     def ids(self, text: str | list[str], **options: Any) -> list:
         """The token ids of a text, or of several. Raises InputError if the tokenizer fails."""
-        from tasks.text.tokenizer import failures_named
+        from tasks.text.tokenizer import name_failures
 
-        with failures_named(self.folder):
+        with name_failures(self.folder):
             return self.tokenizer(text, **options).input_ids
 
 
@@ -231,11 +231,11 @@ def load_tokenizer(
     """
     import transformers
 
-    from tasks.text.tokenizer import SPECIALS, failures_named
+    from tasks.text.tokenizer import SPECIALS, name_failures
 
     if not (folder / "tokenizer.json").exists():  # transformers would make an empty one
         raise ValueError("the folder has no tokenizer.json; copy that of the model that it was trained from")
-    with failures_named(folder):
+    with name_failures(folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     entries = config.vocab_size
     if len(tokenizer) > entries:
