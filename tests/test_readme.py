@@ -89,7 +89,7 @@ def test_every_function_and_import_of_the_manuals_exists():
 
 
 def test_every_override_of_the_manuals_is_accepted(monkeypatch):
-    monkeypatch.setattr(recipe, "from_start", lambda recipe, asked: recipe)  # there is no such model here
+    monkeypatch.setattr(recipe, "begin_from_model", lambda recipe, asked: recipe)  # there is no such model here
     overrides = [text for manual in MANUALS.values() for text in EXAMPLE.findall(manual.replace("\n", " "))]
     options = [cell.strip("`") for cell in first_cells("tasks/README.md", "GLUE") if cell.startswith('`"')]
     assert len(overrides) >= 15
