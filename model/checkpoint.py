@@ -2,9 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from model.errors import InputError
+from model.errors import InputError, explain_errors
 from model.files import fsync
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -79,6 +78,10 @@ def states_in(tensors: dict[str, Tensor], number: int) -> dict[int, dict[str, Te
             _, _, index, part = name.split(".")
             states.setdefault(int(index), {})[part] = value
     return states
+
+
+# what reading a checkpoint raises if it is damaged or of another model
+DAMAGE = (OSError, SafetensorError, TypeError, KeyError, ValueError, RuntimeError)
 
 
 class Writer:
@@ -153,17 +156,19 @@ def saved_step(folder: Path) -> int:
         return json.loads(file.metadata()["spent"])["step"]
 
 
-@contextmanager
-def damage_as_input_error(path: Path) -> Iterator[None]:
+def damage_as_input_error(path: Path) -> AbstractContextManager[None]:
     """Turn the errors of reading the checkpoint `path` into InputError: it is damaged or of another model."""
-    try:
-        yield
-    except (OSError, SafetensorError, TypeError, KeyError, ValueError, RuntimeError) as error:
+
+    def explain(error: BaseException) -> InputError | None:
+        if not isinstance(error, DAMAGE):
+            return None
         why = " ".join(str(error).split())
-        raise InputError(
+        return InputError(
             f"{path} is damaged or belongs to another model ({why}), so the run can't resume from it. Delete it, or "
             "refresh the pretrain stage, to train from the start."
-        ) from error
+        )
+
+    return explain_errors(explain)
 
 
 def cut_metrics(folder: Path, steps: int) -> None:

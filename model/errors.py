@@ -21,17 +21,17 @@ def warn_once(warning: str) -> None:
 
 
 @contextmanager
-def explain_errors(explain: Callable[[Exception], str]) -> Iterator[None]:
-    """Raise InputError with the sentence that `explain` has for an error of another library.
+def explain_errors(explain: Callable[[BaseException], InputError | None]) -> Iterator[None]:
+    """Raise what `explain` makes of an error of another library.
 
-    Errors for which it returns an empty string, and those that are InputErrors already, pass unchanged.
+    Errors for which it returns None, and those that are InputErrors already, pass unchanged.
     """
     try:
         yield
     except InputError:
         raise
-    except Exception as error:
-        sentence = explain(error)
-        if not sentence:
+    except BaseException as error:  # tokenizers' panics are no Exceptions
+        explained = explain(error)
+        if explained is None:
             raise
-        raise InputError(sentence) from error
+        raise explained from error

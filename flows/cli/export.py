@@ -4,8 +4,7 @@ import re
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ import typer
 
 from flows.cli.common import say
 from flows.cli.pipelines import model_folder, read_json
-from model.errors import InputError, Unreachable
+from model.errors import InputError, Unreachable, explain_errors
 
 if TYPE_CHECKING:
     from tasks.reports.model_card import Published
@@ -257,16 +256,13 @@ def upload(name: str, repository: str, folders: dict[str, Path], public: bool) -
     say(f"{url}: {f'private{as_before}' if private else 'public'}.")
 
 
-@contextmanager
-def hub_errors_as_input_errors(repository: str) -> Iterator[None]:
-    """Raise InputError for what the hub's client raises: errors of its own, of httpx and of sockets."""
+def hub_errors_as_input_errors(repository: str) -> AbstractContextManager[None]:
+    """Raise InputError for what the hub's client raises: its own errors, those of httpx and of sockets."""
     from huggingface_hub import constants
 
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as problem:
+    def explain(problem: BaseException) -> InputError | None:
+        if not isinstance(problem, Exception):
+            return None
         status = getattr(getattr(problem, "response", None), "status_code", None)
         message = getattr(problem, "server_message", "") or str(problem).strip() or type(problem).__name__
         message = textwrap.shorten(message, 300, placeholder=" …").rstrip(".:")
@@ -274,8 +270,10 @@ def hub_errors_as_input_errors(repository: str) -> Iterator[None]:
             advice = ""
             if status in (401, 403):
                 advice = f" Check that {repository} is yours and that your token has write access ({TOKENS})."
-            raise InputError(f"The hub refused {repository}: {message}.{advice}") from problem
-        raise Unreachable(
+            return InputError(f"The hub refused {repository}: {message}.{advice}")
+        return Unreachable(
             f"The hub can't be reached at {constants.ENDPOINT}: {message}. Check the network, HF_ENDPOINT and "
             "HF_HUB_OFFLINE; then run the same command again, which continues from what is there."
-        ) from problem
+        )
+
+    return explain_errors(explain)

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from posixpath import normpath
 from shutil import copyfileobj
@@ -21,6 +21,7 @@ import pyarrow as pa
 import zstandard
 from pydantic import AfterValidator
 
+from model.errors import explain_errors
 from model.wording import printable
 from tasks.corpus import kinds
 from tasks.corpus.kinds import Damage
@@ -63,22 +64,22 @@ def open_raw(path: Path) -> io.BufferedReader:
     return cast(io.BufferedReader, path.open("rb", BUFFER))
 
 
-@contextmanager
-def reading(name: str) -> Iterator[None]:
+def reading(name: str) -> AbstractContextManager[None]:
     """Raise Damage with the name of a file for what is raised while it is read, unless the disk is to blame."""
-    try:
-        yield
-    except UnicodeError as error:
-        raise Damage(
-            f"{name} can't be read as text: {error}. Set encoding (download.encoding, or that of the task) to the one that the "
-            "file has, for example windows-1252 or utf-16-le."
-        ) from error
-    except DAMAGE as error:
-        if getattr(error, "errno", None):
-            raise
+
+    def explain(error: BaseException) -> Damage | None:
+        if isinstance(error, UnicodeError):
+            return Damage(
+                f"{name} can't be read as text: {error}. Set encoding (download.encoding, or that of the task) to the "
+                "one that the file has, for example windows-1252 or utf-16-le."
+            )
+        if not isinstance(error, DAMAGE) or getattr(error, "errno", None):
+            return None
         said = " ".join(str(error).split())
-        cut = isinstance(error, EOFError) or re.search("(?i)truncated|unexpected end|end-of-stream", said)
-        raise Damage(f"{name} is {'truncated' if cut else 'corrupt'}: {said}. Get it again.") from error
+        is_cut = isinstance(error, EOFError) or re.search("(?i)truncated|unexpected end|end-of-stream", said)
+        return Damage(f"{name} is {'truncated' if is_cut else 'corrupt'}: {said}. Get it again.")
+
+    return explain_errors(explain)
 
 
 class Chunks(io.RawIOBase):

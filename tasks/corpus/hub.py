@@ -11,12 +11,12 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from model.errors import InputError, Unreachable
+from model.errors import InputError, Unreachable, explain_errors
 from tasks.corpus.containers import Chunks, Stream
 from tasks.corpus.kinds import Damage
 from tasks.store import home, locks
@@ -138,13 +138,13 @@ def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> Input
     )
 
 
-@contextmanager
-def asking(repository: str, instead: str = OWN_TEXT) -> Iterator[None]:
+def asking(repository: str, instead: str = OWN_TEXT) -> AbstractContextManager[None]:
     """Raise `error` for what the hub's client raises: its own errors, those of httpx and of sockets."""
-    try:
-        yield
-    except Exception as problem:
-        raise error(repository, problem, instead) from problem
+
+    def explain(problem: BaseException) -> InputError | None:
+        return error(repository, problem, instead) if isinstance(problem, Exception) else None
+
+    return explain_errors(explain)
 
 
 def commit(source: Source) -> str:
@@ -272,5 +272,11 @@ def open_file(source: Source, file: File) -> io.BufferedReader:
         remote = HfFileSystem().open(address, "rb", block_size=0 if is_read_in_order else BLOCK, size=file.bytes)
     if is_read_in_order:
         return Stream(Chunks(read_checked(source, file, remote)), CHUNK)
-    remote.cache.fetcher = asking(source.repository)(remote.cache.fetcher)
+    fetch = remote.cache.fetcher
+
+    def fetch_block(start: int, end: int) -> bytes:
+        with asking(source.repository):
+            return fetch(start, end)
+
+    remote.cache.fetcher = fetch_block
     return io.BufferedReader(remote, CHUNK)

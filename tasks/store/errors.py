@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from model.errors import explain_errors
+from model.errors import InputError, explain_errors
 from tasks.store import home
 
 MACHINE_ERRORS = (
@@ -25,21 +25,21 @@ NO_SCRATCH = "No usable temporary directory"  # in the error of `tempfile` if it
 def disk_errors_as_input_errors(stage: str) -> Iterator[None]:
     """Raise InputError if a disk is full or access is denied."""
 
-    def explain(error: Exception) -> str:
+    def explain(error: BaseException) -> InputError | None:
         problem = machine_problem(error)
         if not problem:
-            return ""
+            return None
         places = places_of(error, problem)
         where = " or ".join(describe_place(place, problem) for place in places)
         settings = filter(None, map(setting_of, places))
         advice = ["Free space or grant access there", *(f"or set {one}" for one in dict.fromkeys(settings))]
-        return f"{stage} can't continue: {problem}: {where}. {', '.join(advice)}; then run again."
+        return InputError(f"{stage} can't continue: {problem}: {where}. {', '.join(advice)}; then run again.")
 
     with explain_errors(explain):
         yield
 
 
-def machine_problem(error: Exception) -> str:
+def machine_problem(error: BaseException) -> str:
     """The system's words for an error of the disk or of access rights; empty for any other error."""
     number = getattr(error, "errno", None)
     text = str(error)
@@ -53,7 +53,7 @@ def machine_problem(error: Exception) -> str:
     return os.strerror(number) if number in MACHINE_ERRORS else ""
 
 
-def places_of(error: Exception, problem: str) -> list[str]:
+def places_of(error: BaseException, problem: str) -> list[str]:
     """The path that an error of the disk names; or else the store or TMPDIR, whichever is full, or both."""
     for attribute in ("filename2", "filename"):  # the first is the target of a copy
         path = getattr(error, attribute, None)

@@ -104,16 +104,17 @@ class Remote:
     def explain_errors(self, path: str = "") -> AbstractContextManager[None]:
         """Raise InputError for what file systems raise, which are errors of many packages."""
 
-        def explain(error: Exception) -> str:
-            if getattr(error, "errno", None) in FULL:  # a disk of this machine
-                return ""
+        def explain(error: BaseException) -> InputError | None:
+            is_of_this_disk = getattr(error, "errno", None) in FULL
+            if is_of_this_disk or not isinstance(error, Exception):
+                return None
             advice = "Check the address, the network and your access"
             if isinstance(error, ImportError):
                 advice = "Install it, for s3:// with `.venv/bin/pip install -e '.[s3]'`"
             first_line = str(error).strip().partition("\n")[0]
             reason = first_line.rstrip(".") or type(error).__name__
             place = f"{self.url}/{path}".rstrip("/")
-            return f"{place} can't be reached: {reason}. {advice}; then run again."
+            return InputError(f"{place} can't be reached: {reason}. {advice}; then run again.")
 
         return explain_errors(explain)
 

@@ -11,7 +11,7 @@ import string
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ import regex
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece
 
-from model.errors import InputError
+from model.errors import InputError, explain_errors
 from tasks.text import words
 from tasks.text.wordpiece import CONTINUES, LONGEST_WORD, NONE, WordPieces
 from tasks.text.words import ASCII, Normaliser
@@ -155,15 +155,16 @@ def copy_tokenizer(source: Path, folder: Path, length: int) -> None:
     (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-@contextmanager
-def name_failures(folder: Path) -> Iterator[None]:
+def name_failures(folder: Path) -> AbstractContextManager[None]:
     """Raise InputError with the tokenizer's file for any failure of `tokenizers`, such as a pattern without end."""
-    try:
-        yield
-    except BaseException as error:  # tokenizers raises plain Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's; it has no module
-            raise
-        raise InputError(f"{folder / FILES[0]} is not a tokenizer: {error}. Run its stage again.") from error
+
+    def explain(error: BaseException) -> InputError | None:
+        is_panic = type(error).__name__ == "PanicException"  # of Rust; it has no module
+        if not is_panic and not isinstance(error, Exception):
+            return None
+        return InputError(f"{folder / FILES[0]} is not a tokenizer: {error}. Run its stage again.")
+
+    return explain_errors(explain)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
