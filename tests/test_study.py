@@ -415,7 +415,7 @@ def empty(tmp_path: Path):
         yield tmp_path / "artifacts"
 
 
-def test_equal_vocabularies_are_never_ordered_and_the_page_names_those_rivals_of(empty: Path):
+def test_equal_vocabularies_are_never_ordered_and_the_page_names_the_rivals(empty: Path):
     """The truth lies between a loss and the loss without what the numbers of pieces cost."""
     rng = np.random.default_rng(0)
     lengths = rng.uniform(0.02, 0.12, 10)
