@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from model.errors import InputError, explain_errors
 from model.files import fsync
+from model.settings import Training
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
+SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget, within these bounds
 HELDOUT = "heldout.jsonl"  # held-out losses and memory, for trackers that follow a run
 
 
@@ -39,6 +41,14 @@ class Spent:
     compile_seconds: float = 0.0  # on the clock, failures included
     scaler: dict = field(default_factory=dict)  # state of the scale of fp16 gradients
     evaluations: list[dict] = field(default_factory=list)
+
+
+def usual_seconds(training: Training) -> float:
+    """The seconds between two checkpoints: a tenth of a budget in hours, within SECONDS; or the most."""
+    least, most = SECONDS
+    if training.budget_unit != "hours":
+        return most
+    return min(most, max(least, 360 * training.budget))
 
 
 def write(folder: Path, tensors: dict[str, Tensor], spent: str) -> None:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from model.bert import IGNORED
+from model.errors import InputError
 from model.heldout import Heldout, by_frequencies, draws, random_order
 from model.layers import MASK, SPECIALS
 from model.machine import to_device
 from model.settings import Training
+from model.wording import counted
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
 REPLACED = 0.05  # fraction of the tokens that become random ones of the text; at least one token
@@ -41,6 +43,17 @@ class Corpus:
     def length(self) -> int:
         """Tokens a sequence, S."""
         return self.sequences.shape[1]
+
+    def check(self, training: Training) -> None:
+        """Raise InputError if there are too few sequences for one batch, or no held-out text."""
+        sequences = len(self.sequences)
+        if sequences < training.batch_size:
+            raise InputError(
+                f"The corpus has {counted(sequences, 'sequence')} of {self.length} tokens, fewer than "
+                f"one batch of {training.batch_size:,}. Add text (download), or lower pretrain.batch_size."
+            )
+        if not self.heldout.totals["tokens"]:
+            raise InputError("No text is held out. Raise tokenize.heldout_fraction, or add text (download).")
 
     @cached_property
     def ordinary(self) -> np.ndarray:

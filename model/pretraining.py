@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model import export, masking, memory, optimizer, schedules
+from model import checkpoint, export, masking, memory, optimizer, schedules
 from model.bert import Bert, operations_per_token, with_detector
-from model.checkpoint import HELDOUT, METRICS, Spent, Writer, cut_metrics, progress_note, restore
+from model.checkpoint import HELDOUT, METRICS, Spent, Writer
 from model.clock import Clock
 from model.diagnosis import Course, advice, becomes_hopeless
 from model.errors import InputError
@@ -25,11 +25,10 @@ from model.machine import ALONE, Machine, Processes, keep_heap, keeps_tenths, ma
 from model.masking import Batches, Corpus
 from model.settings import Training
 from model.signals import StopRequest
-from model.wording import budget, counted, duration
+from model.wording import budget, duration
 
 log = logging.getLogger(__name__)
 EVALUATIONS = 10  # held-out losses over the budget, and one before it
-CHECKPOINT_SECONDS = (5.0, 600.0)  # between checkpoints: a tenth of the budget, within these bounds
 # Compiling takes 20 to 60 s on CPUs and saves a tenth of a step's time or more there. Beside an H200 it takes up to a
 # minute and saves from 28 % (crammed-bert) to 53 % (frontier). So it pays if the compiled code is used for this long.
 # For a budget of tokens or operations, that time is estimated at this share of the machine's peak rate.
@@ -44,6 +43,8 @@ class Forward(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.masks: int | None = None  # of a sequence, for which it was prepared last
+        self.compiler_failed = False
         self.use(compiled=False)
 
     def use(self, compiled: bool) -> None:
@@ -79,34 +80,23 @@ class Pretraining:
         folder: Path,
         processes: Processes = ALONE,
     ) -> None:
-        check_corpus(corpus, training)
+        corpus.check(training)
         self.training = training
         self.corpus = corpus
         self.machine = machine
         self.folder = folder
         self.processes = processes
-        if machine.device.type == "cpu":
-            keep_heap()
-
-        self.bert = bert.to(machine.device).train()
-        self.bert.set_dropout(training.dropout)
-        if machine.dtype is torch.bfloat16:  # reading and writing the states takes half the time; fp16 would overflow
-            self.bert.trained_in = torch.bfloat16
+        self.bert = ready_for_training(bert, training, machine)
         self.module = with_detector(self.bert, training).to(machine.device)
         self.model = Forward(self.module)
         self.forward: Forward | DistributedDataParallel = self.model  # the latter with several processes
-        self.no_sync: Callable[[], AbstractContextManager] = nullcontext
-        self.compiled_masks: int | None = None  # masks per sequence at the last call of `prepare`
-        self.compiler_failed = False
 
         self.optimizers = optimizer.optimizers(self.module, training, machine.dtype)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
         self.spent = self.resume()
         self.writer = Writer(folder)
 
-        share = memory.share_of(training, processes.count)
-        fitting = memory.choose_micro_batch(self.module, training, corpus, machine, self.spent, share)
-        self.micro_batch = processes.least(fitting)
+        self.micro_batch = self.choose_micro_batch()
         self.device = machine.device_name()
         self.batches = Batches(corpus, self.micro_batch, training, machine.device)
 
@@ -117,25 +107,30 @@ class Pretraining:
 
     def resume(self) -> Spent:
         """Load the checkpoint, if there is one. Returns what the run has spent so far."""
-        spent = restore(self.folder, self.module, self.optimizers, self.scaler) or Spent()
+        spent = checkpoint.restore(self.folder, self.module, self.optimizers, self.scaler) or Spent()
         if spent.step:
             log.info("Resuming from step %d, %.0f s into the budget.", spent.step, spent.seconds)
         if self.processes.first:
-            cut_metrics(self.folder, spent.step)
+            checkpoint.cut_metrics(self.folder, spent.step)
         return spent
+
+    def choose_micro_batch(self) -> int:
+        """The sequences whose gradients are computed at once: as many as the memory of every process has room for."""
+        share = memory.share_of(self.training, self.processes.count)
+        fitting = memory.choose_micro_batch(self.module, self.training, self.corpus, self.machine, self.spent, share)
+        return self.processes.least(fitting)
 
     def run(self, report: Callable[[float, str], None], seconds_between_checkpoints: float | None = None) -> Spent:
         """Train until the budget is spent. `report` gets the fraction spent and a note after each step."""
         machine = self.machine
         processes = self.processes
         if seconds_between_checkpoints is None:
-            self.checkpoint_seconds = usual_checkpoint_seconds(self.training)
+            self.checkpoint_seconds = checkpoint.usual_seconds(self.training)
         else:
             self.checkpoint_seconds = seconds_between_checkpoints
         if processes.count > 1:  # sums the gradients of all processes at the end of each step
             devices = [machine.device] if machine.device.type == "cuda" else None
             self.forward = DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
-            self.no_sync = self.forward.no_sync
         self.limit = processes.agree(matrix_rate(machine.device, machine.dtype)) * processes.count
         self.report = report
         # of the last checkpoint
@@ -191,7 +186,7 @@ class Pretraining:
         is_late = self.clock.seconds() - self.saved_at >= self.checkpoint_seconds
         if self.processes.agree(is_late) and self.spent.step > self.saved_step:
             return "save"
-        if self.masks(fraction) != self.compiled_masks:
+        if self.masks(fraction) != self.model.masks:
             return "prepare"
         evaluations = self.spent.evaluations
         if not evaluations or tenths_in(fraction) > tenths_in(evaluations[-1]["fraction"]):
@@ -278,6 +273,10 @@ class Pretraining:
             total += losses.detach()
         return total
 
+    def no_sync(self) -> AbstractContextManager:
+        """A context in which several processes don't add up their gradients."""
+        return self.forward.no_sync() if isinstance(self.forward, DistributedDataParallel) else nullcontext()
+
     def sum_losses(self, losses: Tensor) -> Tensor:
         """The loss that is trained on: the model's, or the weighted sum of its two with detection."""
         if not self.training.detection:
@@ -330,7 +329,7 @@ class Pretraining:
         row["mfu"] = tokens * self.operations(row["masks"]) / self.step_seconds / self.limit
         if self.processes.first:
             self.metrics.write(json.dumps(row) + "\n")
-        self.report(self.fraction(), progress_note(row))
+        self.report(self.fraction(), checkpoint.progress_note(row))
 
     def check_finite(self, row: dict, loss: float) -> None:
         """Raise InputError if the loss of a step or its gradient is NaN or inf."""
@@ -438,7 +437,7 @@ class Pretraining:
 
     def compiles(self, fraction: float) -> bool:
         """Whether compiling at this fraction of the budget pays. The time that it takes is on the clock."""
-        if not self.machine.compiles or self.compiler_failed:
+        if not self.machine.compiles or self.model.compiler_failed:
             return False
         if self.machine.compiles_always:
             return True
@@ -458,13 +457,14 @@ class Pretraining:
     def prepare(self, fraction: float) -> None:
         """Compile for the masks at this fraction of the budget if that pays and this machine can."""
         began = self.clock.seconds()
-        self.compiled_masks = self.masks(fraction)
+        masks = self.masks(fraction)
+        self.model.masks = masks
         self.model.use(compiled=False)
         if not self.compiles(fraction):
             return
         try:
             self.model.use(compiled=True)
-            memory.compute(self.model, self.training, self.corpus, self.machine, self.micro_batch, self.compiled_masks)
+            memory.compute(self.model, self.training, self.corpus, self.machine, self.micro_batch, masks)
             self.spent.compilations += 1
         except torch.OutOfMemoryError:
             raise
@@ -472,8 +472,19 @@ class Pretraining:
             why = " ".join(str(error).split()[:40])  # the first lines; many more follow
             log.warning("torch.compile failed (%s). Training continues without it.", why)
             self.model.use(compiled=False)
-            self.compiler_failed = True
+            self.model.compiler_failed = True
         self.spent.compile_seconds += self.clock.seconds() - began
+
+
+def ready_for_training(bert: Bert, training: Training, machine: Machine) -> Bert:
+    """The encoder on the machine, with the dropout of these settings and the type of the states between its blocks."""
+    if machine.device.type == "cpu":
+        keep_heap()
+    bert = bert.to(machine.device).train()
+    bert.set_dropout(training.dropout)
+    if machine.dtype is torch.bfloat16:  # reading and writing the states takes half the time; fp16 would overflow
+        bert.trained_in = torch.bfloat16
+    return bert
 
 
 def not_finite(step: int, what: str) -> InputError:
@@ -482,26 +493,6 @@ def not_finite(step: int, what: str) -> InputError:
         f"At step {step} {what}; expected finite numbers. The last checkpoint is kept. Lower pretrain.learning_rate or "
         "pretrain.clip."
     )
-
-
-def check_corpus(corpus: Corpus, training: Training) -> None:
-    """Raise InputError if the corpus has too few sequences for one batch, or no held-out text."""
-    sequences = len(corpus.sequences)
-    if sequences < training.batch_size:
-        raise InputError(
-            f"The corpus has {counted(sequences, 'sequence')} of {corpus.length} tokens, fewer than "
-            f"one batch of {training.batch_size:,}. Add text (download), or lower pretrain.batch_size."
-        )
-    if not corpus.heldout.totals["tokens"]:
-        raise InputError("No text is held out. Raise tokenize.heldout_fraction, or add text (download).")
-
-
-def usual_checkpoint_seconds(training: Training) -> float:
-    """The seconds between two checkpoints: a tenth of a budget in hours, within CHECKPOINT_SECONDS; or the most."""
-    least, most = CHECKPOINT_SECONDS
-    if training.budget_unit != "hours":
-        return most
-    return min(most, max(least, 360 * training.budget))
 
 
 def tenths_in(fraction: float) -> int:
