@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -265,17 +265,26 @@ def survey(keep: int, hollow: bool, models: bool) -> Garbage:
     other_models = {name for name in made if artifact_named(name).stage == MODEL and name not in stays}
     kept["other models"] = set() if models else other_models
     stays |= kept["other models"]
-    sources: set[str] = set()
-    if hollow:
-        sources = {name for one in stays for name in inputs_of(made[one])} - kept["pinned"]
+    sources = inputs_of_all(stays, made) - kept["pinned"] if hollow else set()
+    drafts = [draft for draft in locks.drafts("") if is_abandoned(draft, since, busy, models)]
     return Garbage(
         kept=kept,
-        stays={name: about for name, about in made.items() if name in stays},
-        goes={name: about for name, about in made.items() if name not in stays},
-        models={name: about for name, about in made.items() if name in other_models},
+        stays=choose(made, stays),
+        goes=choose(made, made.keys() - stays),
+        models=choose(made, other_models),
         hollow=files_to_drop(made, stays, sources, busy),
-        drafts=[draft for draft in locks.drafts("") if is_abandoned(draft, since, busy, models)],
+        drafts=drafts,
     )
+
+
+def inputs_of_all(names: Iterable[str], made: Manifests) -> set[str]:
+    """The names of all artifacts that these were made from directly."""
+    return {given for name in names for given in inputs_of(made[name])}
+
+
+def choose(made: Manifests, names: Collection[str]) -> Manifests:
+    """The manifests of these artifacts, the oldest first."""
+    return {name: about for name, about in made.items() if name in names}
 
 
 # What `cram gc` does

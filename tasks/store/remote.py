@@ -172,25 +172,35 @@ class Remote:
         if there:
             check_same(artifact, here, there, self.url)
         about = there or here
-        sending = json.dumps(here["files"]).encode()
-        folder = artifact.name
-        with self.explain_errors(folder):
-            was_interrupted = there is None and self.read(f"{folder}/{SENDING}") == sending
-            sizes = self.sizes_below(folder) if there or was_interrupted else {}
-            gone = {file["path"] for file in about["files"] if sizes.get(file["path"]) != file["bytes"]}
+        mark = json.dumps(here["files"]).encode()
+        with self.explain_errors(artifact.name):
+            gone = self.missing(artifact, about, is_complete=there is not None, mark=mark)
             files = [file for file in about["files"] if file["path"] in gone - without]
             if there and not files:
                 return []
             verify_files(artifact.path, files, artifact.name)
-            self.make_folders([Path(folder, file["path"]) for file in files])
-            self.fs.pipe_file(f"{folder}/{SENDING}", sending)
-            for file in files:
-                path = f"{folder}/{file['path']}"
-                self.fs.put_file(str(artifact.path / file["path"]), path, callback=bar(path))
-            manifest = json.dumps(hollowed(about, gone & without), indent=2) + "\n"
-            self.fs.pipe_file(f"{folder}/{MANIFEST}", manifest.encode())
-            self.fs.rm_file(f"{folder}/{SENDING}")
+            self.upload(artifact, files, hollowed(about, gone & without), mark)
         return files
+
+    def missing(self, artifact: Artifact, about: dict, is_complete: bool, mark: bytes) -> set[str]:
+        """The files of a manifest that are not there, in whole: all, unless the same push was interrupted."""
+        folder = artifact.name
+        sizes = {}
+        if is_complete or self.read(f"{folder}/{SENDING}") == mark:
+            sizes = self.sizes_below(folder)
+        return {file["path"] for file in about["files"] if sizes.get(file["path"]) != file["bytes"]}
+
+    def upload(self, artifact: Artifact, files: list[dict], about: dict, mark: bytes) -> None:
+        """Send these files, then the manifest; until then, a file with the `mark` says which push is under way."""
+        folder = artifact.name
+        self.make_folders([Path(folder, file["path"]) for file in files])
+        self.fs.pipe_file(f"{folder}/{SENDING}", mark)
+        for file in files:
+            path = f"{folder}/{file['path']}"
+            self.fs.put_file(str(artifact.path / file["path"]), path, callback=bar(path))
+        manifest = json.dumps(about, indent=2) + "\n"
+        self.fs.pipe_file(f"{folder}/{MANIFEST}", manifest.encode())
+        self.fs.rm_file(f"{folder}/{SENDING}")
 
     def sizes_below(self, folder: str) -> dict[str, int]:
         """The bytes of the files in a folder there, by their paths in it."""
