@@ -22,7 +22,7 @@ EXPANDS = {".zst": 4, ".gz": 3, ".bz2": 4.5, ".xz": 4.5, ".lz4": 2.5, ".zip": 3,
 DOCUMENT = {"books": 400_000, "wikipedia": 3_200, "c4": 2_200}
 OTHERS = 5_700
 ALL = {"books": 12e9, "wikipedia": 21e9, "python-docs": 1e9}  # bytes of text in the smaller sources, at most
-# bytes for a byte of text, as measured (docs/log/2026-11.md): of parts, of tokens, of scratch beside the parts
+# bytes for a byte of text, as measured (docs/log/2026-11-b.md): of parts, of tokens, of scratch beside the parts
 PARTS = 0.38
 TOKENS = 0.45
 TOKENS_OF_UNICODE = 0.65  # an ideograph has three bytes, and its token two

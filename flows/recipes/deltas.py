@@ -149,7 +149,7 @@ POCKET_EXTRA: dict[str, Delta] = {name: {"vocabulary": {"entries": 8192}} for na
 # Offline and in a few minutes: the documentation of installed packages, and probes in place of GLUE. The layout is that
 # of `frontier`, whose convolutions learn in a minute what the probes ask. Sizes, batch, Muon's rate and masks were the
 # best of twelve trials of two minutes' CPU time without convolutions; AdamW's rate was tried once with them
-# (docs/log/2026-11.md).
+# (docs/log/2026-11-a.md, docs/log/2026-11-b.md).
 DEMO: Delta = {
     "download": {"source": "python-docs", "documents": 0, "megabytes": 12, "part_megabytes": 4},
     "measure": {"vocabulary_entries": 4096, "sample_megabytes": 5},
