@@ -119,7 +119,7 @@ def need_of_text(step: Step) -> tuple[float, float]:
 
 
 def count_freed(step: Step) -> int:
-    """The bytes of an artifact that is discarded before its step runs anew, without parts that others have too."""
+    """The bytes of an artifact that is discarded before its step runs again, without parts that others have too."""
     if not step.is_anew:
         return 0
     files = [path.stat() for path in step.artifact.path.glob("*")]

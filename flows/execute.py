@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def execute(plan: Plan) -> None:
-    """Make what the plan's last stage needs. If a step fails, those that don't need it go on; see `Plan.problems`."""
+    """Make what the plan's last stage needs. If a step fails, others that don't need it run; see `Plan.problems`."""
     if not flow_run.id:
         url = os.environ.get("PREFECT_API_URL")
         about = f"No Prefect server answers at {url}; this" if url else "Without a Prefect server, this"
@@ -90,7 +90,7 @@ def finish(step: Step, artifact: Artifact, is_cached: bool) -> Artifact:
 
 def record_failure(step: Step, error: Exception) -> None:
     """Remember why a step failed."""
-    if step.run or step.stage == SEVERAL:  # at once, since others may go on for hours
+    if step.run or step.stage == SEVERAL:  # at once, since others may run for hours
         log.warning("%s failed: %s", step.title, error)
     step.problem = error
 
@@ -107,7 +107,7 @@ def count_at_once(steps: list[Step]) -> int:
 
 
 def run_side_by_side(steps: list[Step], count: int) -> None:
-    """Carry out finetuning runs, `count` at a time: each in a process of its own, for which a thread waits.
+    """Carry out finetuning runs, `count` at a time: each in its own process, for which a thread waits.
 
     On Ctrl-C, `several` first ends the processes, so that the threads end at once.
     """

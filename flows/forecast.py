@@ -251,7 +251,7 @@ def of_study(**asked: Any) -> Forecast:
                 found.notes.append(f"{member.run} is not possible here: {member.problem}")
     models = [page.find_upstream(PRETRAIN) for page in asked_for.pages if page]
     if any(model and not model.error for model in models):
-        found.refusal = None  # the others go on
+        found.refusal = None  # the others are possible
     if not found.would_run() and not found.refusal:
         study.compare_runs(asked_for, found.add_later)
     elif not found.refusal:

@@ -101,7 +101,7 @@ class TerminalLog(logging.Handler):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record on a line of its own, above the name of the running stage or the bars."""
+        """Write a record on a separate line, above the name of the running stage or the bars."""
         try:
             line = printable(self.format(record), lines=True)
             with tqdm.external_write_mode(self.console.file):
@@ -130,11 +130,11 @@ class TerminalLog(logging.Handler):
 def log_to_terminal() -> None:
     """Show this process's log on standard error as lines of stages, in place of Prefect's format."""
     root = logging.getLogger()
-    logging.raiseExceptions = False  # else each line that a lost server doesn't take is an error of its own
+    logging.raiseExceptions = False  # else each line that a lost server doesn't take is another error
     if not any(isinstance(handler, TerminalLog) for handler in root.handlers):
         for handler in root.handlers:
             if isinstance(handler, PrefectConsoleHandler):
-                handler.addFilter(lambda record: False)  # Prefect configures the log anew if its handler is gone
+                handler.addFilter(lambda record: False)  # Prefect configures the log again if its handler is gone
         root.addHandler(TerminalLog())
 
 

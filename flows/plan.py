@@ -257,7 +257,7 @@ class Plan:
         """Mark hollow inputs of steps that will run, and their inputs, to be rebuilt.
 
         A stage whose result varies, such as a model, can't be rebuilt identically, so a hollow one is a problem unless
-        it runs anew anyway.
+        it runs again anyway.
         """
         refilled = []
         for step in reversed(self.steps):
@@ -310,5 +310,5 @@ def refuse_variation(source: Step, step: Step) -> None:
         name = source.artifact.name
         raise InputError(
             f"{name} is hollow: its weights are not in this store, and {step.title} needs them. `cram pull {name}` "
-            f"brings the weights; --refresh {source.stage} trains it again."
+            f"fetches the weights; --refresh {source.stage} trains it again."
         )

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prefect's server and one worker, which runs the deployments cram/full and cram/study: prefect.sh up | down
-# Pid files and logs lie in PREFECT_HOME (.prefect); PREFECT_API_URL chooses another address.
+# Pid files and logs are in PREFECT_HOME (.prefect); PREFECT_API_URL chooses another address.
 set -eu
 cd "$(dirname "$0")/.."
 mkdir -p "${PREFECT_HOME:=$PWD/.prefect}"
@@ -36,7 +36,7 @@ has_ended() { # looks twice: for a moment, a process that starts a program has n
 
 pid_of() { cat "$PREFECT_HOME/$1.pid" 2>/dev/null || true; }
 
-start() { # NAME COMMAND...: in a session of its own, so that no terminal ends it
+start() { # NAME COMMAND...: in its own session, so that no terminal ends it
     name=$1
     shift
     setsid "$python" -m prefect --no-prompt "$@" >>"$PREFECT_HOME/$name.log" 2>&1 </dev/null &

@@ -138,6 +138,6 @@ def about_stops(stats: dict) -> str:
     if stopped <= NOTABLE * seconds:
         return ""
     return (
-        f"Training stood still for {duration(stopped)}, off the clock, besides the {duration(seconds)} on it (a stop "
-        "signal, a paused container or a sleeping machine)."
+        f"Training stood still for {duration(stopped)} (a stop signal, a paused container or a sleeping machine). That "
+        f"time is not part of the {duration(seconds)} on the clock."
     )

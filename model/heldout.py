@@ -3,7 +3,7 @@
 A masked piece of a word is easy to predict while the word's other pieces are in sight, so a loss over single tokens
 favours vocabularies that split more words. Therefore all pieces of a word are masked together and revealed from left to
 right; each is predicted from those before it, and their sum is the loss of the word (Kauf and Ivanova 2023, arXiv
-2305.10588). The number of masks tells the model how many pieces the word has. Since a vocabulary that splits more
+2305.10588). The number of masks shows the model how many pieces the word has. Since a vocabulary that splits more
 reveals more by that number, it costs the nats of its frequency in the text.
 
 For a model that knows the frequencies of words and reads no context, the loss is the entropy of the words, whatever the

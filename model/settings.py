@@ -61,11 +61,11 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         """What is wrong with the widths, norms and positions, and what to do."""
         width = self.embedding or self.hidden
         if self.hidden % self.heads:
-            return f"hidden {self.hidden} is not a multiple of heads {self.heads}; make it one"
+            return f"hidden {self.hidden} is not a multiple of heads {self.heads}; make it a multiple"
         if self.activation == "geglu" and self.intermediate % 3:
             return (
                 f"intermediate {self.intermediate} is not a multiple of 3, which geglu needs for as many parameters as "
-                "the others; make it one"
+                "the others; make it a multiple"
             )
         if self.norm == "rmsnorm" and self.norm_bias:
             return "norm 'rmsnorm' has no bias; set norm_bias to false too"
@@ -89,7 +89,7 @@ class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         if self.different_layers == self.layers:
             return f"different_layers {unique} is equal to layers; leave it null"
         if self.layers % unique:
-            return f"different_layers {unique} does not divide layers {self.layers}; make it do so"
+            return f"different_layers {unique} is not a divisor of layers {self.layers}; make it one"
         if self.ffn_every > unique:
             return (
                 f"ffn_every {self.ffn_every} is more than different_layers or layers {unique}, so no block would have "
@@ -243,7 +243,7 @@ class Finetuning(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "cls",
         description="What the head reads. cls: the state of [CLS]. mean: the mean over all tokens. compare: for a "
         "pair, the mean of each text, their absolute difference and product (GLUE's baselines, Wang et al. 2018). "
-        "Tasks on tokens read the state of each.",
+        "Tasks on tokens read the state of each token.",
     )
 
     def check_length(self, length: int) -> None:

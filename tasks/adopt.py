@@ -1,4 +1,4 @@
-"""Models to go on from (`pretrain.start`) or to use (`--use pretrain=`): artifacts, or folders, which are adopted.
+"""Models to start from (`pretrain.start`) or to use (`--use pretrain=`): artifacts, or folders, which are adopted.
 
 Reads   a folder with a model of cram's layouts, as cram or transformers saved it.
 Writes  as an artifact of the stage pretrain: its config.json, weights, tokenizer, and lineage.json if it has one
@@ -22,7 +22,7 @@ START_LINEAGE = f"start-{LINEAGE}"  # of the model that another began from
 
 
 class Adopt(Params):
-    """A model that another program saved. `folder` is where it lies; all else identifies it."""
+    """A model that another program saved. `folder` is where it is; all else identifies it."""
 
     folder: Path
     architecture: Architecture
@@ -121,8 +121,13 @@ def check_start(name: str, architecture: Architecture, length: int) -> None:
     wrong = []
     for axis, value in architecture.model_dump().items():
         if axis != "zero_outputs" and value != its[axis]:  # that axis only says how weights begin
-            wrong.append(f"pretrain.architecture.{axis} is {json.dumps(value)}, but it has {json.dumps(its[axis])}")
+            wrong.append(
+                f"pretrain.architecture.{axis} is {json.dumps(value)}, but the model has {json.dumps(its[axis])}"
+            )
     if length > bert.length:
-        wrong.append(f"tokenize.length is {length}, but it takes {bert.length} tokens, and no place beyond was trained")
+        wrong.append(
+            f"tokenize.length is {length}, but the model takes {bert.length} tokens; further positions were never "
+            "trained"
+        )
     if wrong:
         raise InputError(f"Training can't start from {name} (pretrain.start): {'; '.join(wrong)}.")

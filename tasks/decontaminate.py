@@ -58,7 +58,7 @@ class Decontaminate(Params):
         13,
         ge=5,
         le=50,
-        description="Words of such a run (13 as in the GPT-3 paper); a Chinese character is half a word.",
+        description="Length of such a run in words (13 as in the GPT-3 paper); a Chinese character is half a word.",
     )
     data: str = Field(
         "",

@@ -94,7 +94,7 @@ class Download(Params):
             useful.update([required, *others])
         useless = [f"{name} {getattr(self, name)!r}" for name in given if name not in useful]
         if useless:
-            raise ValueError(f"source {self.source!r} has no use for {', '.join(useless)}: leave that out")
+            raise ValueError(f"source {self.source!r} doesn't read {', '.join(useless)}; leave that out")
         return self
 
     @property

@@ -212,7 +212,7 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
 
 
 class Trained(NamedTuple):
-    """What training gives."""
+    """What training returns."""
 
     outcome: "Outcome"
     scores: dict[str, np.ndarray]  # (n, classes) by split
@@ -254,7 +254,7 @@ def statistics_of(run: FinetuneRun, inputs: Inputs, trained: Trained, validation
 def train_and_predict(
     run: FinetuneRun, task: Task, folder: Path, examples: "dict[str, Examples]", out: Path, report: Reporter
 ) -> Trained:
-    """Train, predict all splits but train, and save the model if the run keeps it; may run in a process of its own.
+    """Train, predict all splits but train, and save the model if the run keeps it; may run in a separate process.
 
     Raises InputError if the memory is too small and for scores that are not finite.
     """

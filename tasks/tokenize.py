@@ -3,7 +3,7 @@
 Reads   the parts of a corpus, and a vocabulary.
 Writes  sequences.npy     (n, S) uint16, in the order of training (uint32 for more than 65,536 entries)
         heldout.parquet   the documents that are never trained on: id, source, text, characters, bytes, tokens; words
-                          (tasks/text/matching.py), and how many of them lie in passages of 13 words or more that the
+                          (tasks/text/matching.py), and how many of them are in passages of 13 words or more that the
                           training text has too (shared_words); and their place among those that the held-out loss is
                           measured on (measured; null for others)
         heldout.npz       the tokens of the measured documents, and of which word each is a piece (model.heldout)
@@ -130,7 +130,7 @@ def divide(table: pa.Table, fraction: float, longest: int) -> Divided:
     """Choose the documents of a table that are held out: by their digest, whatever the other documents are.
 
     A document of more than `longest` characters may alone be more than the fraction of the text. Of such a one, pieces
-    are held out: each is a document whose id ends in its place, and what lies between them is trained on.
+    are held out: each is a document whose id ends in its place, and what is between them is trained on.
     """
 
     def is_chosen(text: str) -> bool:
@@ -435,7 +435,7 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
     sequences = sum(map(len, encoded))
     if not sequences:
         raise InputError(
-            f"The corpus gives {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. "
+            f"The corpus has {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. "
             "Download more text, or set a looser filter."
         )
     rows = draw_rows(sequences, params.max_sequences, params.seed)

@@ -46,7 +46,7 @@ from tasks.workers.processes import library_threads, one_library_thread
 
 SUMMED_AT_ONCE = 1 << 20  # counts of words
 TRAINING_WORDS = 8_000_000  # the trainer reads each word as often as it occurs, so counts are scaled down to this total
-LINE_WORDS = 1000  # that the trainer is given at once
+LINE_WORDS = 1000  # that the trainer takes at once
 FED_AT_ONCE = 1 << 16  # different words that are strings of Python at a time; each takes some hundred bytes
 BEGINNINGS = 64  # of words, by the first six bits
 FEWEST_ENTRIES = 256
@@ -366,7 +366,7 @@ def check_size(size: int, params: Vocabulary, counts: pa.Table, used: dict[str, 
         return
     read = pc.sum(pc.multiply(pc.utf8_length(counts["word"]), counts["count"])).as_py() or 0
     raise InputError(
-        f"The corpus of {used['characters']:,} characters gives a vocabulary of {size:,} entries; {params.entries:,} "
+        f"The corpus of {used['characters']:,} characters yields a vocabulary of {size:,} entries; {params.entries:,} "
         f"were asked for. It reads {read:,} of the characters, in words of at most {LONGEST_WORD}. Download more text, "
         "drop less of it (cram show filter), divide longer words, or lower vocabulary.entries, to "
         f"{FEWEST_ENTRIES} at the least."

@@ -149,10 +149,10 @@ def test_keys_follow_the_weights_and_the_tokenizer_wherever_they_lie(first, tmp_
     ("stage", "fields", "words"),
     [
         ("pretrain", {"architecture": {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 96, "convolution": 3}},
-         ["pretrain.architecture.layers is 2, but it has 1", "pretrain.architecture.convolution is 3, but it has 5"]),
-        ("tokenize", {"length": 64}, ["tokenize.length is 64, but it takes 32 tokens, and no place beyond"]),
-        ("vocabulary", {"entries": 500}, ["entries is 500, its 400"]),
-        ("vocabulary", {"characters": "unicode"}, ["characters is 'unicode', its 'ascii'"]),
+         ["pretrain.architecture.layers is 2, but the model has 1", "convolution is 3, but the model has 5"]),
+        ("tokenize", {"length": 64}, ["tokenize.length is 64, but the model takes 32 tokens; further positions"]),
+        ("vocabulary", {"entries": 500}, ["vocabulary.entries is 500, the model's is 400"]),
+        ("vocabulary", {"characters": "unicode"}, ["vocabulary.characters is 'unicode', the model's is 'ascii'"]),
         ("pretrain", {"start": "finetune/0123"}, ["finetune/0123"]),
     ],
 )  # fmt: skip

@@ -43,7 +43,7 @@ def predict(
         typer.Argument(
             metavar="FILE",
             help="UTF-8 file with one text per line, or two separated by a tab for tasks on pairs. Default: `-`, "
-            "standard input. Only line feeds end lines. Empty lines give empty lines. Long texts are truncated, and "
+            "standard input. Only line feeds end lines. An empty line stays empty. Long texts are truncated, and "
             "their number is printed at the end.",
         ),
     ] = "-",

@@ -138,11 +138,11 @@ NAMED: dict[str, Delta] = {
     "architecture-and-training-reverted": {"pretrain": BERT | ORIGINAL_TRAINING | COSINE},
     "modern": {"pretrain": MODERN | tuned(Architecture().hidden, DAY, 0)},
     # At pocket size, STS-B needs a head that compares the texts of a pair, with or without pretraining, and CoLA needs
-    # detection: without it, a lower loss gives no higher score (docs/findings.md).
+    # detection: without it, a lower loss brings no higher score (docs/findings.md).
     "frontier": {"pretrain": FRONTIER | tuned(Architecture().hidden, DAY, 5), "finetune": {"pooling": "compare"}},
 }
 # What a pocket recipe changes beyond its rule. In so small a model, 32,768 entries take nearly half of the
-# operations; with 8,192 a step takes 0.63 of the time. After the same time the loss of whole words doesn't tell which
+# operations; with 8,192 a step takes 0.63 of the time. After the same time the loss of whole words doesn't show which
 # is better, and CoLA and STS-B are no worse in any of two seeds (docs/findings.md).
 POCKET_EXTRA: dict[str, Delta] = {name: {"vocabulary": {"entries": 8192}} for name in ("modern", "frontier")}
 

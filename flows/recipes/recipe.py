@@ -179,7 +179,7 @@ def parse_json(text: str) -> Any:
         found: dict[str, Any] = {}
         for name, value in pairs:
             if name in found:
-                raise ValueError(f"{name!r} is given twice in the same object; merge the two or rename one")
+                raise ValueError(f"{name!r} occurs twice in the same object; merge the two or rename one")
             found[name] = value
         return found
 
@@ -273,9 +273,13 @@ def begin_from_model(recipe: Recipe, asked: dict) -> Recipe:
     model = adopt.find_model(name, masked=bool(recipe.pretrain.start))
     tokenizer = load_tokenizer(model.path)
     theirs = {"entries": tokenizer.get_vocab_size()} | normaliser_of(tokenizer).model_dump(exclude={"alphabet"})
-    wrong = [f"{field} is {asked[field]!r}, its {of!r}" for field, of in theirs.items() if asked.get(field, of) != of]
+    wrong = [
+        f"vocabulary.{field} is {asked[field]!r}, the model's is {of!r}"
+        for field, of in theirs.items()
+        if asked.get(field, of) != of
+    ]
     if wrong:
-        raise InputError(f"vocabulary: that of {name} is taken as it is, but {'; '.join(wrong)}. Omit these.")
+        raise InputError(f"The vocabulary of {name} is taken unchanged, but {'; '.join(wrong)}. Omit these fields.")
     recipe = change_stage(recipe, "vocabulary", **theirs, start=model.name)
     if recipe.pretrain.start:
         recipe = change_stage(recipe, "pretrain", start=model.name)

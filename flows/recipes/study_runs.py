@@ -61,7 +61,7 @@ class Study(BaseModel, frozen=True, extra="forbid"):
 class Scale(NamedTuple):
     """Size and budget of the runs.
 
-    size      pocket, day, or empty for a recipe with a size of its own
+    size      pocket, day, or empty for a recipe that has its own size
     multiple  of its depth and of its width
     """
 
@@ -118,7 +118,7 @@ def parse_scale(text: str, recipe: str) -> Scale:
         raise wrong
     if size and recipe not in NAMED:
         raise InputError(
-            f"Recipe {recipe!r} has a size of its own, and scale is {text!r}. Pass only a budget, or choose one of the "
+            f"Recipe {recipe!r} has its own size, and scale is {text!r}. Pass only a budget, or choose one of the "
             f"recipes {', '.join(NAMED)}."
         )
     usual = "pocket" if recipe in NAMED else ""
@@ -207,8 +207,8 @@ def resolve_run(recipe: str, changes: dict, override: dict, scale: Scale) -> Rec
     """
     if OTHER in changes and recipe not in NAMED:
         raise InputError(
-            f"It is the recipe {changes[OTHER]} of the paper's size, and the others are made of {recipe}, which has a "
-            f"size of its own. Choose one of the recipes {', '.join(NAMED)}."
+            f"It changes the recipe {changes[OTHER]}, which has the paper's size; the others change {recipe}, which "
+            f"has its own size. Choose one of the recipes {', '.join(NAMED)}."
         )
     base = delta_of(recipe, {}, scale)
     asked = merge(override, own_changes(recipe, changes, override, scale))

@@ -42,7 +42,7 @@ def choose(
     if optional and not found:
         return ""
     if found:
-        what = f"the columns {' and '.join(map(shown_name, found))}, and each may be meant"
+        what = f"the columns {' and '.join(map(shown_name, found))}, and any of them may be meant"
     elif asked:
         what = f"no column {shown_name(asked)}"
     else:

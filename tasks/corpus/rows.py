@@ -330,7 +330,7 @@ def table_rows(table: Table, name: str, columns: Sequence[str], as_bytes: str = 
 
 
 def values_of(batch: pa.RecordBatch, path: str, as_bytes: bool) -> list:
-    """The values of a column, or of a field in one as `doc.text`; strings may be had as bytes."""
+    """The values of a column, or of a field in one as `doc.text`; strings can be read as bytes."""
     top, *rest = [path] if path in batch.schema.names else path.split(".")
     column = batch.column(top)
     if rest:

@@ -199,7 +199,7 @@ class StreamReader:
         source = self.options.source_column.partition(".")[0]
         if text in before.names and text not in schema.names:
             raise InputError(
-                f"{self.split.dataset} has other columns {self._place()}, than before: {differs}. Expected the text in "
+                f"{self.split.dataset} has other columns {self._place()} than before: {differs}. Expected the text in "
                 f"the same column of every file. {self.split.how_to_repair}; or read the folder with download.source "
                 "files, which looks for the text in each file."
             )
@@ -207,7 +207,7 @@ class StreamReader:
         concerns = any(differs_in(name, before, schema) for name in is_read)
         if concerns or not self.drifts:
             level = logging.WARNING if concerns else logging.INFO
-            log.log(level, "%s has other columns %s, than before: %s.", self.title, self._place(), differs)
+            log.log(level, "%s has other columns %s than before: %s.", self.title, self._place(), differs)
         self.drifts = True
 
     def _place(self) -> str:

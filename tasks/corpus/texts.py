@@ -85,7 +85,7 @@ def whole_file(data: bytes, name: str) -> Row | Loss:
 def text_rows(file: io.BufferedReader, name: str, unit: str, asked: bool) -> Rows:
     """The texts of a text file: one, or one per line, paragraph or page of WikiExtractor, without empty ones.
 
-    Line ends and blank lines around a text are no part of it, unless it is the whole file. `unit`: one of UNITS, or
+    Line ends and blank lines around a text are not part of it, unless it is the whole file. `unit`: one of UNITS, or
     doc; `asked`: the user chose it. Raises InputError for a large file if the user didn't.
     """
     if unit == "file":

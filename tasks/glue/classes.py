@@ -271,7 +271,7 @@ def check_classes(own: Definition, piece: Piece, names: Sequence[str], counts: C
         found = f"{piece.where}: the label {new.max()} of {rows_of(new != '')} is in no training row"
         if own.kind != "tokens":
             raise InputError(f"{found}. Correct it, add rows with it to the training data, or leave these rows out.")
-        notes.append(f"{found}, so it is never answered.")
+        notes.append(f"{found}, so no model can answer it.")
 
 
 def choose_metrics(own: Definition, names: Sequence[str], notes: list[str]) -> tuple[str, ...]:

@@ -300,7 +300,7 @@ def from_parts(metric: str, counts: np.ndarray) -> np.ndarray:
 
 
 def beats(about: Mapping, metric: str) -> bool:
-    """Whether the interval of a score lies above the majority baseline's score. `about`: as from `score_task`."""
+    """Whether the interval of a score is above the majority baseline's score. `about`: as from `score_task`."""
     low, _ = about["intervals"][metric]
     return low > about["majority"][metric]
 

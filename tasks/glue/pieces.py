@@ -156,7 +156,7 @@ def choose_columns(own: Definition, split: str, rows: list[dict], where: str) ->
     """
 
     def column(field: str, usual: str, optional: bool = False) -> str:
-        advice = f"Set {field} of the task (finetune.tasks) to the one that is meant."
+        advice = f"Set {field} of the task (finetune.tasks) to the right one."
         if own.named:
             advice = f"Expected those of {HUB_GLUE.repository}; correct it."
         return choose(rows, getattr(own, field), USUAL[usual], where, advice, optional)

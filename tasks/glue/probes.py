@@ -135,7 +135,7 @@ def make(task: str, source: Artifact) -> "dict[str, pd.DataFrame]":
         examples = examples_of(task, split, documents[split])
         if len(examples) < FEWEST:
             raise InputError(
-                f"The held-out documents of {source.name} give {counted(len(examples), 'example')} of {task}/{split}; "
+                f"The held-out documents of {source.name} yield {counted(len(examples), 'example')} of {task}/{split}; "
                 f"expected {FEWEST} or more. Raise tokenize.heldout_fraction, or add text (download)."
             )
         order = np.random.default_rng(SEED).permutation(len(examples))[:wanted]

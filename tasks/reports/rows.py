@@ -139,7 +139,7 @@ class RunMeans:
         return self.loss - self.length_nats
 
     def flat(self) -> dict[str, object]:
-        """For study.json: each number under a name of its own."""
+        """For study.json: each number under its own name."""
         row: dict[str, object] = {
             "run": self.run,
             "seeds": self.seeds,

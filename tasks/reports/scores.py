@@ -170,8 +170,8 @@ def check_seeds(task: str, members: list[Artifact]) -> None:
     rest = [{name: value for name, value in one.items() if name not in ("seed", "keep")} for one in params]
     if len(seeds) < len(members) or any(one != rest[0] for one in rest):
         raise InputError(
-            f"The {len(members)} runs of {task} don't differ in their seed only, so they have no median. Pass runs of "
-            "one setting, each with a seed of its own."
+            f"The {len(members)} runs of {task} don't differ in their seeds only, so they have no median. Pass runs of "
+            "one setting, each with its own seed."
         )
 
 

@@ -135,7 +135,7 @@ def input_artifacts(inputs: dict) -> list[Artifact]:
 
 
 def digests_of_contents(inputs: dict) -> dict[str, str]:
-    """Digests of the contents of a stage's inputs, by name: only of those that can differ when they are made again."""
+    """Digests of the contents of a stage's inputs, by name: only of those that can differ when they are rebuilt."""
     digests = {}
     for artifact in input_artifacts(inputs):
         manifest = read_manifest(artifact) or {}

@@ -68,7 +68,7 @@ def unpin(name: str) -> str:
         if name and (pinned.startswith(name) or key.startswith(name)):
             matches.append(pinned)
     if len(matches) != 1:
-        raise InputError(f"{name!r} does not name exactly one pin. Pinned are: {', '.join(pins) or 'none'}.")
+        raise InputError(f"{name!r} does not name exactly one pin. Pinned artifacts: {', '.join(pins) or 'none'}.")
     pins[matches[0]].unlink(missing_ok=True)
     return matches[0]
 

@@ -74,8 +74,8 @@ def check_same(artifact: Artifact, here: dict, there: dict, url: str) -> None:
     """Raise InputError if two artifacts of one key have other contents, as two trainings have."""
     if result_files(here) != result_files(there):
         raise InputError(
-            f"{artifact.name} was made twice, with other contents in {home.root()} and at {url}. Delete the one that "
-            "you don't need, then run again."
+            f"{artifact.name} was made twice, with different contents in {home.root()} and at {url}. Delete the one "
+            "that you don't need, then run again."
         )
 
 

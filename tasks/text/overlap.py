@@ -26,7 +26,7 @@ def ngrams_in_common(known: Known, texts: list[str]) -> np.ndarray:
 
 
 def words_in_common(shared: Known, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The words of each text, and how many of them lie in one of the shared runs: (texts,) int64 each."""
+    """The words of each text, and how many of them are in one of the shared runs: (texts,) int64 each."""
     found = matching_words(texts)
     hashed, ends = hash_ngrams(found, WORDS_IN_A_ROW, by_halves=True)
     at, _ = shared.look_up(hashed)

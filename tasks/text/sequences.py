@@ -39,7 +39,7 @@ def blocks_of(parts: list[np.memmap], rows: Rows) -> Iterator[np.ndarray]:
 
 
 def keys_by_stops(parts: list[np.memmap], rows: Rows, tokenizer: Tokenizer) -> np.ndarray:
-    """How many tokens of each sequence are no full stops: with as many tokens, more stops mean shorter sentences."""
+    """How many tokens of each sequence are not full stops: with as many tokens, more stops mean shorter sentences."""
     number_of = tokenizer.get_vocab()
     if normaliser_of(tokenizer).characters == "ascii":
         stops = [number_of["."]] if "." in number_of else []

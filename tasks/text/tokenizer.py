@@ -38,7 +38,7 @@ ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.as
 PIECE_CHARACTERS = 4_000_000  # of text split at once, which takes ten times their memory
 KNOWN_WORDS = 1 << 20  # at so many the encoder forgets all words: about 70 MB
 SLOT_BITS = 22  # for so many words
-# A word is what lies between white space and punctuation, or a run of punctuation; no token reaches beyond one. `_` is
+# A word is what is between white space and punctuation, or a run of punctuation; no token reaches beyond one. `_` is
 # a letter, as for the tokenizer. Ideographs are words by themselves, as in BERT, since no space divides them.
 ALONE = r"\p{Han}"
 MARKS = r"[\p{P}\p{S}--[_\p{Han}]]"
@@ -353,7 +353,7 @@ def encode(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, Spans]:
 def divide_text(text: str, tokenizer: Tokenizer, unknown: int = UNK) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """The ids of a text, without special tokens; the number of the word of each; and its sizes (model.heldout.SIZES).
 
-    A token that reaches over two words, because what lies between them is deleted, is a piece of the second.
+    A token that reaches over two words, because what is between them is deleted, is a piece of the second.
     """
     length = len(text)
     ids, tokens = encode(text, tokenizer)

@@ -91,8 +91,8 @@ class Normaliser(BaseModel, frozen=True, extra="forbid"):
     )
     alphabet: int = Field(
         6000, ge=100, le=100_000,
-        description="Most characters with entries of their own, the most frequent ones, in at most half of the "
-        "entries. A word with another character is [UNK].",
+        description="Largest number of characters that have their own entries: the most frequent ones, in at most half "
+        "of the entries. A word with another character is [UNK].",
     )  # fmt: skip
 
     @model_validator(mode="after")

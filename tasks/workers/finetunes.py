@@ -1,4 +1,4 @@
-"""Finetuning runs side by side, each in a process of its own: if one is killed, the others continue.
+"""Finetuning runs side by side, each in its own process: if one is killed, the others continue.
 
 Small models leave most of a machine idle when they are trained one after the other: two processes of one thread each do
 more than one process of two threads. A run's result depends on its seed and data; threads change it by rounding only.
@@ -21,7 +21,7 @@ from tasks.workers import processes
 from tasks.workers.processes import usage
 from tasks.workers.progress import Progress
 
-ON_A_GPU = 4  # finetuning runs at most: each has a CUDA context of its own
+ON_A_GPU = 4  # finetuning runs at most: each has its own CUDA context
 BYTES_A_RUN = 3 << 29  # of memory, without the model: measured at pocket size, where the model takes little
 SECONDS_BETWEEN_REPORTS = 0.5  # from a worker to this process
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class RunPool:
                 ) from error
             raise InputError(
                 f"The process of '{label}' was killed, most likely for lack of memory. The other runs continue. Run "
-                "again: only this one starts over; CRAM_FINETUNES=1 gives it all the memory."
+                "again: only this one starts over; with CRAM_FINETUNES=1 it has all the memory."
             ) from error
         finally:
             with self.lock:

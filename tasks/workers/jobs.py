@@ -374,5 +374,5 @@ def refuse_main(work: Callable[..., object], label: str) -> None:
     if work.__module__ == "__main__":
         raise InputError(
             f"'{label}' runs in other processes, which can't import its function {work.__name__} from the script or "
-            "notebook that was started. Move it to a module of its own."
+            "notebook that was started. Move it to a separate module."
         )

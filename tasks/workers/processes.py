@@ -52,7 +52,7 @@ Measured = tuple[Any, float, float]  # a result, the CPU seconds it took, and th
 
 
 class Usage(threading.local):
-    """What the workers of a stage used. Each thread runs a stage of its own."""
+    """What the workers of a stage used. Each thread runs a different stage."""
 
     peak_mib = 0.0  # the largest resident memory of any worker
     cpu_seconds = 0.0  # of all workers

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Messenger:
-    """Makes calls to Prefect's server from a thread of its own, so that no work ever waits for the server.
+    """Makes calls to Prefect's server from a separate thread, so that no work ever waits for the server.
 
     Of the calls that wait only the newest is made, and one that fails is dropped: the next one knows more.
     """
@@ -97,7 +97,7 @@ class Progress(AbstractContextManager["Progress"]):
                 log.info("%s: %s %s", self.label, done, self.note)
             except Stopped:
                 raise
-            except SystemExit:  # of rich, if nobody reads the output any more: the work goes on
+            except SystemExit:  # of rich, if nobody reads the output any more: the work continues
                 pass
         if task_run.id:
             self.shown = True

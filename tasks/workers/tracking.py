@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FOLDER = ".tracking"  # in the store: files and logs of the trackers, which no stage reads
 ROWS = 80  # of metrics that are read at a time
-LOG_BYTES = 10_000_000  # of a tracker's log, which then begins anew
+LOG_BYTES = 10_000_000  # of a tracker's log, which then begins again
 SECONDS, SECONDS_BEFORE_A_RETRY, SECONDS_TO_END = 5, 60, 15
 TRACKERS = {  # the names of their packages, and of accelerate's trackers; what to do about an error
     "tensorboard": "Is there space, and may this user write there?",
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Training:
-    """What the process of a tracker is told about the training that it follows."""
+    """What the process of a tracker has to know about the training that it follows."""
 
     name: str
     params: dict[str, Any]
@@ -91,7 +91,7 @@ class Feed:
                 return
 
     def keep(self, mark: Mark) -> None:
-        """Write down what is taken, before it is: a kill may lose some steps of a curve, but draws none twice."""
+        """Record the position before sending: after a kill, steps of a curve may be missing, but none is sent twice."""
         half = self.state.with_suffix(".half")
         kept = {"id": self.id, "mlflow_run": self.mlflow_run, "sent": mark}
         half.write_text(json.dumps(kept), encoding="utf-8")
@@ -309,7 +309,7 @@ def follow(feed: Feed, accelerator: "Accelerator", ended: threading.Event) -> No
 
 
 class End:
-    """In a tracker's process: whether training has ended, as standard input tells; then little time is left."""
+    """In a tracker's process: whether training has ended, which standard input shows; then little time is left."""
 
     def __init__(self, patience: float, parent: IO[str]) -> None:
         self.patience = patience
