@@ -167,7 +167,7 @@ class Forecast:
         return [f"{step.title} is not possible: {text}" for text, step in first.items()]
 
     def add_later(self, step: Step) -> Artifact:
-        """The artifact of a step that runs after the plan; it gets a row."""
+        """The artifact of a step that runs after the plan; adds a row for it."""
         row = self.describe(step.title, step.artifact, step.is_made)
         if not step.is_made:
             earlier = self.earlier(step.stage)

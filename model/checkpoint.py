@@ -26,7 +26,7 @@ HELDOUT = "heldout.jsonl"  # held-out losses and memory, for trackers that follo
 class Spent:
     """The progress of a run: all that a checkpoint holds besides weights and optimizers.
 
-    The number of tokens also gives the next sequence; masks and dropout are drawn from its number and the seed. A
+    The next sequence follows from the number of tokens; masks and dropout are drawn from its number and the seed. A
     checkpoint is made between two steps, so it has no half-summed gradients.
     """
 

@@ -307,7 +307,7 @@ class CramForMaskedLM(CramScorer):
     _keys_to_ignore_on_load_unexpected = None
 
     def add_head(self, config: CramConfig) -> None:
-        """Add the vocabulary head, whose decoder is a layer of its own even if it shares the embedding's weights."""
+        """Add the vocabulary head, whose decoder is a separate layer even if it shares the embedding's weights."""
         self.head = Head(config, config.vocab_size)
         self.head.decoder = nn.Linear(config.embedding or config.hidden, config.vocab_size, bias=False)
 

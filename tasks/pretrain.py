@@ -270,7 +270,7 @@ def copy_from(tokens: Artifact, out: Path) -> None:
 
 
 def measure_heldout(folder: Path, model: "Bert", here: "Machine", characters: float) -> dict:
-    """The held-out loss of a model on the measured documents in a pretrain artifact, or on at most so many characters.
+    """The held-out loss of a model on the measured documents in a pretrain artifact, or on at most that many characters.
 
     The `summary` of model.heldout, and the digest of what was measured. If that is only the beginnings of documents,
     `of_documents`, `of_characters` and `of_digest` are those of all that a long run would be measured on.

@@ -247,7 +247,7 @@ def with_sizes(documents: pa.Table, tokens: np.ndarray) -> pa.Table:
 def choose_measured(texts: Iterable[str], characters: int) -> np.ndarray:
     """The indices of the documents that the held-out loss is measured on, in the order of their digests.
 
-    The last is the one that completes so many characters. So the choice depends on these texts alone: not on the
+    The last is the one that completes that many characters. So the choice depends on these texts alone: not on the
     vocabulary, on the length of sequences, or on the order and the parts of the corpus.
     """
     keys = [(unit_hash(text), len(text), hashlib.sha256(text.encode()).digest()) for text in texts]

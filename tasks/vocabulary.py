@@ -266,7 +266,7 @@ def readable(counts: pa.Table, alphabet: Alphabet) -> pa.Table:
 
 
 def learn_entries(counts: pa.Table, size: int, alphabet: Alphabet) -> dict[str, int]:
-    """Train on counted words; returns at most so many entries with their ids.
+    """Train on counted words; returns at most that many entries with their ids.
 
     The trainer breaks ties by the order in which it first sees the characters within words, which differs from run to
     run. So these characters get ids beforehand, as special tokens. Nothing depends on the number of threads.
@@ -292,7 +292,7 @@ def learn_entries(counts: pa.Table, size: int, alphabet: Alphabet) -> dict[str, 
 
 
 def train_wordpiece(counts: pa.Table, entries: int, how: Normaliser = ASCII) -> Tokenizer:
-    """Train a vocabulary of at most so many entries on counted words.
+    """Train a vocabulary of at most that many entries on counted words.
 
     The trainer takes no character that isn't in its alphabet as the beginning of a word: those that only occur within
     words are dropped from its entries.

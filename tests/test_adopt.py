@@ -263,7 +263,7 @@ def test_a_model_from_a_folder_is_finetuned_reported_and_measured_like_an_artifa
     found = evaluate.fn(Evaluate(), model, first["model"], [])
     own = first["model"].stats["heldout"]
     assert found.stats["nats_per_byte"]["value"] == pytest.approx(own["nats_per_byte"]["value"], abs=1e-5)
-    with pytest.raises(InputError, match="adopted from a folder, without held-out text"):
+    with pytest.raises(InputError, match="adopted from a folder, so it has no held-out text"):
         made({"finetune": {"tasks": ["neighbours"], "epochs": 1, "max_tokens": 32}}, "finetune", pretrain=str(folder))
 
 

@@ -1,4 +1,4 @@
-"""Models for commands: found by the name that a person gives, and opened as pipelines of transformers."""
+"""Models for commands: found by the name that a user wrote, and opened as pipelines of transformers."""
 
 import json
 import os

@@ -170,7 +170,7 @@ def parameters_of(model: "type[BaseModel]", values: dict[str, Any], path: str = 
 
 
 def parameters_in(recipe: str, stage: str) -> list[Parameter]:
-    """The parameters of a stage, with the values that a recipe gives them."""
+    """The parameters of a stage, with their values in a recipe."""
     from flows.recipes.deltas import DELTAS
     from flows.recipes.recipe import Recipe, merge
 

@@ -17,7 +17,7 @@ LIMITS = ("documents", "megabytes")  # of a download
 
 
 def tuned(hidden: int, tokens: float, convolution: int) -> dict:
-    """The batch, the rates and the decay of Muon for a model of this width and a run of so many tokens.
+    """The batch, the rates and the decay of Muon for a model of this width and a run of that many tokens.
 
     AdamW's rate is higher for models with a `convolution` (tokens; 0: none).
 

@@ -83,7 +83,7 @@ def reading(name: str) -> AbstractContextManager[None]:
 
 
 class Chunks(io.RawIOBase):
-    """A file of the chunks of bytes that an iterator gives."""
+    """A file of the chunks of bytes that an iterator yields."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self.chunks = chunks

@@ -140,7 +140,7 @@ def identity(path: Path) -> tuple[int, ...]:
 
 
 def check_files(flaws: dict[str, Loss], given: set[str], total: int, max_lost: float) -> None:
-    """Raise InputError with all flaws if a file that was given itself has one, or if too many of `total` files have.
+    """Raise InputError with all flaws if a file named by its own path has one, or if too many of `total` files have.
 
     Below that, it warns about them. An empty file and a broken link take no text away, so there may always be one.
     """
@@ -159,7 +159,7 @@ def check_files(flaws: dict[str, Loss], given: set[str], total: int, max_lost: f
 
 
 def refusal_of(flaws: dict[str, Loss], total: int, max_lost: float, is_given: bool) -> str:
-    """What is said of flaws that are too many; of one that is all there is, or that was given itself, only its own."""
+    """A message about too many flaws; the flaw's own if it is the only one, or of a file named by its path."""
     sentences = [loss.sample or f"{name}{SAID[loss.reason]}" for name, loss in flaws.items()]
     count = len(sentences)
     share = f"{count:,} of {counted(total, 'file')} can't be read, and download.max_lost allows {max_lost:.1%}"

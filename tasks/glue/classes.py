@@ -305,7 +305,7 @@ def rarer_class(own: Definition, names: Sequence[str], counts: Counter[str], not
 
 
 def case_notes(name: str, names: Iterable[str]) -> list[str]:
-    """A warning of classes whose names differ in capital letters only, which stay classes of their own."""
+    """A warning of classes whose names differ in capital letters only; they stay different classes."""
     by_folded: dict[str, list[str]] = {}
     for one in names:
         by_folded.setdefault(one.casefold(), []).append(one)

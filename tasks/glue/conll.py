@@ -235,7 +235,7 @@ def blocks(path: Path, where: str, encoding: str) -> Iterator[list[Line]]:
 
 
 def without_comments(found: list[list[Line]], where: str) -> list[list[Line]]:
-    """The blocks without comments and without lines that aren't tokens of their own; blocks that are empty then are left out.
+    """The blocks without comments and without lines that aren't separate tokens; blocks that are empty then are left out.
 
     Comments are lines before a sentence that start with `#` and have another number of fields; or as many, if they
     begin as a comment does and their last field is nowhere a tag.

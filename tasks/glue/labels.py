@@ -38,7 +38,7 @@ OfLabel = Callable[[Any], Any]
 def rows_of(mask: "pd.Series") -> str:
     """The rows where a mask is true, in words: "row 3", "rows 3, 8, 9, 11, 12 and 40 more".
 
-    They are counted, unless the index has numbers and a name of its own, such as "line".
+    They are counted, unless the index has numbers and its own name, such as "line".
     """
     what = mask.index.name or "row"
     numbers = mask.index if mask.index.name else np.arange(1, len(mask) + 1)

@@ -71,7 +71,7 @@ def write_folder(
 
 
 def files_to_place(source: Source, how: Published) -> list[Path]:
-    """The files of the model, and of its code if that is published, which the folder gets as they are."""
+    """The files of the model, and of its code if that is published, which are copied unchanged."""
     weights = f"{TENTHS}/{how.percent}/{WEIGHTS}" if how.percent else WEIGHTS
     files = []
     for name in source.files():

@@ -27,7 +27,7 @@ def backwards(links: Links) -> Links:
 
 
 def ancestry(names: Iterable[str], read: Callable[[str], dict | None], missing: str = "") -> dict[str, dict]:
-    """The manifests of these artifacts, and of all that they were made from, first to last, as `read` gives them.
+    """The manifests of these artifacts, and of all that they were made from, first to last, as `read` returns them.
 
     Those that it doesn't know are left out. `missing`: a warning of that.
     """

@@ -75,7 +75,7 @@ def shingles(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def factors(count: int) -> np.ndarray:
-    """(count,) uint32: odd numbers; to multiply by one permutes all numbers, which gives an order of all hashes."""
+    """(count,) uint32: odd numbers; multiplying by one permutes all numbers, so it puts all hashes into an order."""
     digests = [xxhash.xxh3_64_intdigest(b"order %d" % i) for i in range(count)]
     return np.array([digest & 0xFFFFFFFF | 1 for digest in digests], dtype=np.uint32)
 

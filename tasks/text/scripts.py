@@ -60,7 +60,7 @@ def main_scripts(texts: list[str]) -> list[str]:
 
 @functools.lru_cache(maxsize=4)
 def deleted_by(how: Normaliser) -> Callable[[str], str]:
-    """What gives the script or kind of a character if a normaliser deletes it.
+    """A function that returns the script or kind of a character if a normaliser deletes it.
 
     Not of white space, control characters and accents: the letter of an accent stays, or is counted itself.
     """

@@ -63,7 +63,7 @@ def keys_by_surprise(parts: list[np.memmap], rows: Rows, entries: int) -> np.nda
 
 
 def draw_rows(sequences: int, most: int, seed: int) -> Rows:
-    """At most so many rows of all, drawn at random, ascending."""
+    """At most that many rows of all, drawn at random, ascending."""
     if sequences <= most:
         return range(sequences)
     rng = np.random.default_rng(seed)

@@ -34,7 +34,7 @@ def offset_of(positions: Places) -> Places:
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    """Write a one-dimensional array as .npy; unlike numpy's own, an error on a full disk gives the reason."""
+    """Write a one-dimensional array as .npy; unlike numpy's own, an error on a full disk says why."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(np.ascontiguousarray(array).data)

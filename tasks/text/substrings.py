@@ -48,7 +48,9 @@ HASHED = 0.25  # fraction of all windows whose hashes are on disk at once, 16 by
 class Substring(BaseModel, frozen=True, extra="forbid"):
     """Which passages are cut."""
 
-    bytes: int = Field(75, ge=8, le=10_000, description="Passages of so many bytes or more (75 in the paper's code).")
+    bytes: int = Field(
+        75, ge=8, le=10_000, description="Length in bytes from which passages are cut (75 in the paper's code)."
+    )
 
 
 def flatten(number: int, batch: list[Path], n: int, file: Path) -> dict:

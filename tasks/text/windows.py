@@ -137,7 +137,7 @@ def intervals(chosen: np.ndarray, copies: np.ndarray | None = None) -> tuple[np.
 
 
 def gram_hashes(data: np.ndarray, n: int) -> np.ndarray:
-    """(len(data) - n + 1,) uint64: a hash of each n successive bytes, made of the hashes of two shorter runs."""
+    """(len(data) - n + 1,) uint64: a hash of each n successive bytes, made from the hashes of two shorter runs."""
     hashes = BYTES[data]
     size = 1
     while size < n:

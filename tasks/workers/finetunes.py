@@ -63,7 +63,7 @@ def give_back_memory() -> None:
 
 
 def run_with_reports(work: Callable[..., Any], arguments: tuple[Any, ...], threads: int) -> Any:
-    """In a worker: work(*arguments, report) with so many threads of torch; its reports go to the parent."""
+    """In a worker: work(*arguments, report) with that many threads of torch; its reports go to the parent."""
     # one, since other runs compile beside it; and it leaves no processes behind
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     import torch

@@ -138,7 +138,7 @@ def measure_there(pickled: bytes, marker: str, expected: dict[str, str]) -> Meas
 
 
 def problem_of(threads: int, marker: Path, expected: dict[str, str]) -> str:
-    """Why a worker with so many threads can't do any part, after its name; empty if it can."""
+    """Why a worker with that many threads can't do any part, after its name; empty if it can."""
     if threads > 1:
         return (
             f"runs {threads} parts at once in one process, where they slow each other down. Start workers as processes "
