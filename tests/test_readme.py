@@ -148,7 +148,9 @@ def test_every_choice_of_a_field_is_described(manual: str, heading: str, stage: 
 def test_the_manual_names_every_reason_for_which_documents_are_lost_or_dropped():
     code = "".join(path.read_text() for path in (HOME / "tasks" / "corpus").glob("*.py"))
     lost = re.findall(r'(?:Unreadable\(|Loss\(\w+, \w+, )f?"([^"{]+)', code)
-    dropped = [*REASONS.values(), *rules(Filter(min_characters=1, max_characters=9, max_zstd_ratio=9))]
+    limits = {"min_characters": 1, "max_characters": 9, "max_zstd_ratio": 9}
+    assert limits.keys() | {"max_tokens_per_char"} == Filter.model_fields.keys(), "a limit is missing here"
+    dropped = [*REASONS.values(), *rules(Filter(**limits))]
     assert min(len(lost), len(dropped)) >= 5
     table = section("tasks/README.md", "What is counted")
     for reason in [*lost, *dropped]:
