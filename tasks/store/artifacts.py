@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
 
-from pydantic import BaseModel
-
 from model.errors import InputError
 from model.files import TENTHS
 from tasks.store import home, opening
@@ -34,11 +32,25 @@ WORK = "work"  # in a draft: what a rerun resumes from; never published
 log = logging.getLogger(__name__)
 
 
-class Artifact(BaseModel, frozen=True):
-    """A directory that a stage wrote: complete, and never changed again."""
+class Artifact:
+    """A directory that a stage wrote: complete, and never changed again. It is not one of Prefect's artifacts.
 
-    stage: str
-    key: str
+    A plain class, and not a model of pydantic: Prefect links task runs by the identity of their results and of the
+    fields of these, and artifacts of one stage share its name.
+    """
+
+    def __init__(self, stage: str, key: str) -> None:
+        self.stage = stage
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Artifact) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"Artifact({self.name})"
 
     @property
     def path(self) -> Path:
