@@ -29,7 +29,12 @@ log = logging.getLogger(__name__)
 
 
 def pipeline(r: Recipe) -> Artifact:
-    """From raw text to a GLUE table: each line is a stage, a cached task. Returns the report."""
+    """From raw text to a GLUE table: each line is a stage, a cached task. Returns the report.
+
+    The flow `cram` doesn't run these lines: it records them as a plan (plan.py), checks the plan, and runs what is
+    missing (execute.py). Called by itself, `pipeline` runs them in order, without Prefect. Only plain calls are
+    recorded, so there is no `.submit` or `.map` here; finetuning runs are carried out side by side all the same.
+    """
     corpus = download(r.download)
     unique = deduplicate(r.deduplicate, corpus)
     clean = decontaminate(r.decontaminate, unique)
@@ -71,8 +76,10 @@ def checked_plan(recipe: str, override: dict, until: str, use: dict[str, str], r
 
 def run_name() -> str:
     """The name of a flow run: its recipe, or its study, before the name that Prefect gave it."""
-    given = flow_run.parameters
-    return f"{Path(given.get('study') or given['recipe']).stem}-{flow_run.name}"
+    parameters = flow_run.parameters
+    what = Path(parameters.get("study") or parameters["recipe"]).stem  # the flow of a study has this name too
+    name = flow_run.name or ""
+    return name if name.startswith(f"{what}-") else f"{what}-{name}"  # a run that is retried has it already
 
 
 @flow(name="cram", flow_run_name=run_name)
@@ -95,6 +102,7 @@ def cram(
     """
     plan = checked_plan(recipe, override, until, use, refresh)
     disk.check(plan)
+    # the tags are those of the task runs; what the plan needs is kept from a `cram gc` beside this run
     with tags(recipe, f"until {until}"), keep_while_running(plan.needed()):
         execute(plan)
     return plan.results()

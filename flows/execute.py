@@ -11,7 +11,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.logs import publish, running
+from flows.logs import running, show_in_prefect
 from flows.plan import SEVERAL, Plan, Step
 from flows.summary import counts, relative
 from model.errors import InputError
@@ -84,7 +84,7 @@ def finish(step: Step, artifact: Artifact, is_cached: bool) -> Artifact:
             f"The input files of {step.title} changed during this run: it made {artifact.name}, but "
             f"{step.artifact.name} was planned. Run again, and don't change the files before it ends."
         )
-    step.artifact = artifact  # the same, but Prefect knows this object as the task's result
+    step.artifact = artifact  # an equal one, but Prefect draws its graph by the identity of results
     return artifact
 
 
@@ -164,4 +164,4 @@ def show(step: Step, artifact: Artifact, is_cached: bool) -> None:
     facts.append(str(relative(artifact.path)))
     log.info(printable(f"{step.title}: {', '.join(filter(None, facts))}"))
     if flow_run.id:
-        publish(artifact, str(step.task.description))
+        show_in_prefect(artifact, str(step.task.description))

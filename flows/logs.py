@@ -163,7 +163,7 @@ def cell(value: object) -> str:
     return escape(value) if MARKUP.search(str(value)) else str(value)
 
 
-def publish(artifact: Artifact, what: str) -> None:
+def show_in_prefect(artifact: Artifact, what: str) -> None:
     """Put an artifact's table, pictures and texts on the page of the Prefect run that calls this, with what made it."""
     stage = artifact.stage
     description = f"{what} Details: cram show {artifact.name}"

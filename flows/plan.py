@@ -45,7 +45,7 @@ class Step:
     run: tuple[str, ...] = ()
     given: tuple[Artifact, ...] = ()  # artifacts to take in its place
     is_anew: bool = False  # it runs though it is cached
-    refill: bool = False  # its artifact is hollow, and is to be rebuilt
+    refill: bool = False  # its artifact is hollow (`cram gc --hollow` dropped the data), and is to be rebuilt
     problem: Exception | None = None  # why it failed, or can't run
 
     @property
@@ -156,6 +156,7 @@ class Plan:
         def record(task: StageTask, params: Any, inputs: tuple) -> Step:
             for step in self.recorded:
                 if (step.task, step.params, step.inputs) == (task, params, inputs):
+                    # shared by several runs: only the labels that they have in common tell what it is part of
                     same = takewhile(lambda pair: pair[0] == pair[1], zip(step.run, run, strict=False))
                     step.run = tuple(name for name, _ in same)
                     return step

@@ -26,7 +26,8 @@ USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # before anything has run
 log = logging.getLogger(__name__)
 
 
-@flow(name="cram", flow_run_name=run_name)  # the same name: its deployments are cram/full and cram/study
+# the name of the other flow, so that both are one in Prefect's pages, with the deployments cram/full and cram/study
+@flow(name="cram", flow_run_name=run_name)
 def study(
     study: str = "masking",
     recipe: RecipeName | None = None,

@@ -132,7 +132,9 @@ class Call(NamedTuple):
 class StageTask(Task):
     """A stage function(params, *inputs, out) -> stats as a Prefect task from (params, *inputs) to an Artifact.
 
-    A call also takes `refill`: whether to rebuild an artifact that is hollow.
+    A class of its own, since a call of a `@task` can't be recorded for a plan, has no key before it runs, and starts a
+    server where there is none. A call also takes `refill`: whether to rebuild an artifact that is hollow (of which
+    `cram gc --hollow` dropped the data and kept the manifest).
     """
 
     def __init__(
@@ -147,9 +149,9 @@ class StageTask(Task):
         self.signature = inspect.Signature(parameters, return_annotation=Artifact)
 
         @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Artifact | State:
+        def as_task_run(*args: Any, **kwargs: Any) -> Artifact | State:
             is_cached = bool(task_run.id) and self.is_made(*args, **kwargs)
-            artifact = self.run(*args, **kwargs)
+            artifact = self.make_if_absent(*args, **kwargs)
             if is_cached:
                 return Completed(name="Cached", message="Found in the store.", data=artifact)
             return artifact
@@ -157,9 +159,9 @@ class StageTask(Task):
         def run_name() -> str:
             return "-".join(filter(None, (name, task_run.parameters["params"].label())))
 
-        run.__signature__ = self.signature  # type: ignore[attr-defined]
+        as_task_run.__signature__ = self.signature  # type: ignore[attr-defined]
         super().__init__(
-            run,
+            as_task_run,
             name=name,
             task_run_name=run_name,
             cache_policy=NO_CACHE,  # the store is the cache, so Prefect keeps no results
@@ -170,16 +172,17 @@ class StageTask(Task):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Artifact:  # type: ignore[override]
-        """The artifact, made if it is absent: as a task of the Prefect run that this is part of, or else right here.
+        """The artifact, made if it is absent.
 
-        While a plan is made, the call is only recorded, and what it returns stands for the artifact.
+        While a plan is made, the call is only recorded, and what it returns stands for the artifact. Outside a Prefect
+        run, the stage runs right here, without Prefect. In one, it is a task run.
         """
         record = recording.get()
         if record:
             params, *inputs = self.signature.bind(*args, **kwargs).arguments.values()
             return record(self, params, tuple(inputs))
         if not flow_run.id:
-            return self.run(*args, **kwargs)
+            return self.make_if_absent(*args, **kwargs)
         # the result of the state, since a task that returns a state, as `Cached`, returns it as it is
         return super().__call__(*args, return_state=True, **kwargs).result()
 
@@ -204,7 +207,7 @@ class StageTask(Task):
         """Whether that artifact is complete and was made from the present contents of the inputs."""
         return self.identify(*args, **kwargs).is_made()
 
-    def run(self, *args: Any, **kwargs: Any) -> Artifact:
+    def make_if_absent(self, *args: Any, **kwargs: Any) -> Artifact:
         """The artifact for these arguments, made in this process if it is absent."""
         with disk_errors_as_input_errors(self.name):
             call = self.identify(*args, **kwargs)

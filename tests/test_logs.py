@@ -158,13 +158,13 @@ def put(store: Path, stage: str, rows: list[dict], **files: str) -> Artifact:
 
 
 def test_a_table_is_text_with_separated_thousands_and_without_usual_columns(store: Path, shown: dict):
-    logs.publish(put(store, "report", [SCORES, SCORES | {"seeds": 1000, "no pretraining": 50.0}]), "")
+    logs.show_in_prefect(put(store, "report", [SCORES, SCORES | {"seeds": 1000, "no pretraining": 50.0}]), "")
     usual = {"task": "RTE", "metric": "accuracy", "score": "54.4", "majority": "52.7"}
     assert shown["report-table"][0] == [
         usual | {"no pretraining": "", "seeds": "5"}, usual | {"no pretraining": "50.0", "seeds": "1,000"}
     ]  # fmt: skip
     row = {"source": "all", "documents": 8_000_000, "kept": None, "longer than 1 MB": 0, "kept, % of documents": 91.1}
-    logs.publish(put(store, "filter", [row]), "")
+    logs.show_in_prefect(put(store, "filter", [row]), "")
     kept = {"source": "all", "documents": "8,000,000", "kept": "–", "kept, % of documents": "91.1"}
     assert shown["filter-table"][0] == [kept]
 
@@ -184,7 +184,7 @@ def test_every_table_picture_and_text_says_what_it_shows_and_where_it_comes_from
     head = '---\ntags: ["cram"]\nmask_token: "[MASK]"\n---\n\n'
     for stage in ("pretrain", "report"):
         texts = {"README_md": f"{head}# Encoder\n\n---\n", f"{stage}_md": "# Page\n\n---\n"}
-        logs.publish(put(store, stage, [{"a": 1}], histogram_png="x", loss_png="x", **texts), "What it makes.")
+        logs.show_in_prefect(put(store, stage, [{"a": 1}], histogram_png="x", loss_png="x", **texts), "What it makes.")
     names = ("", "-table", "-histogram", "-loss", "-readme")
     assert {key: description for key, (_, description) in shown.items()} == {
         f"{stage}{name}": f"What it makes. Details: cram show {stage}/0123"
@@ -200,13 +200,13 @@ def test_a_card_that_is_no_text_and_a_picture_that_is_gone_stop_no_run(store: Pa
     (model.path / "README.md").write_bytes(b"edited: caf\xe9")
     (model.path / "other.png").symlink_to("nowhere")
     (model.path / "notes.md").mkdir()
-    logs.publish(model, "")
+    logs.show_in_prefect(model, "")
     assert set(shown) == {"pretrain-table", "pretrain-loss", "pretrain-readme"}
     assert shown["pretrain-readme"][0].startswith("edited: caf")
 
 
 def test_the_cards_of_many_finetuned_models_are_not_shown(store: Path, shown: dict):
-    logs.publish(put(store, "finetune", [], README_md="# Model"), "")
+    logs.show_in_prefect(put(store, "finetune", [], README_md="# Model"), "")
     assert not shown
 
 
