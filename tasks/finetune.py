@@ -9,7 +9,8 @@ Writes  predictions.parquet (split, row, the texts, label, prediction, scores), 
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -37,7 +38,7 @@ from tasks.workers import finetunes
 
 if TYPE_CHECKING:
     from model.bert import Bert
-    from model.finetuning import Examples, Outcome
+    from model.finetuning import Classifier, Examples, Outcome
     from model.machine import Machine
 
     AskedTask = str | Definition
@@ -258,44 +259,47 @@ def train_and_predict(
 
     Raises InputError if the memory is too small and for scores that are not finite.
     """
-    import torch
-
     from model import export, finetuning, machine
 
     here = machine.detect()
     encoder = load_encoder(run, folder)
     examples = finetuning.keep_used(encoder, examples)
     training = draw_share(run, examples.pop("train"))
-    classifier = finetuning.Classifier(
-        encoder,
-        task.classes,
-        run.dropout,
-        run.seed,
-        head=run.head,
-        pooling=run.pooling,
-        texts=1 if len(task.columns) == 1 else 2,
-        kind=task.kind,
-    )
+    classifier = with_head(encoder, run, task)
     scale = Scale.of(training.labels) if task.own_scale else None
     if scale:
-        training = replace(training, labels=(training.labels - scale.mean) / scale.spread)
-    try:
+        training = replace(training, labels=scale.apply(training.labels))
+    with lack_of_memory_as_input_error(run):
         outcome = finetuning.finetune(classifier, training, run, here, run.seed, report)
         scores = {split: finetuning.predict(classifier, given, here) for split, given in examples.items()}
+    if scale:
+        scores = {split: scale.undo(given) for split, given in scores.items()}
+        classifier.rescale(float(scale.spread), float(scale.mean))
+    check_finite(scores, run)
+    if run.keep:
+        encoder.restore_tokens()
+        export.save_classifier(classifier.cpu(), out, task.labels, run.max_tokens)
+    return Trained(outcome, scores, here.describe())
+
+
+@contextmanager
+def lack_of_memory_as_input_error(run: FinetuneRun) -> Iterator[None]:
+    """Turn the errors of a memory that is too small for the run into InputError."""
+    import torch
+
+    try:
+        yield
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise InputError(
             f"There is not enough memory for {run.label()}. Run fewer at a time (CRAM_FINETUNES=1), or lower "
             "finetune.batch_size."
         ) from error
-    if scale:
-        scores = {split: given * scale.spread + scale.mean for split, given in scores.items()}
-        classifier.rescale(float(scale.spread), float(scale.mean))
+
+
+def check_finite(scores: dict[str, np.ndarray], run: FinetuneRun) -> None:
+    """Raise InputError for scores of a split that are not finite."""
     if not all(np.isfinite(values).all() for values in scores.values()):
         raise InputError(f"{run.label()}: the finetuned model's scores are not finite. Lower finetune.learning_rate.")
-    if run.keep:
-        encoder.restore_tokens()
-        export.save_classifier(classifier.cpu(), out, task.labels, run.max_tokens)
-    return Trained(outcome, scores, here.describe())
 
 
 class Scale(NamedTuple):
@@ -312,6 +316,14 @@ class Scale(NamedTuple):
         """The scale of these labels; of equal ones, as they are apart from their mean."""
         return cls(np.float64(labels.mean()), np.float64(labels.std() or 1.0))
 
+    def apply(self, labels: np.ndarray) -> np.ndarray:
+        """Labels as numbers that training sees."""
+        return (labels - self.mean) / self.spread
+
+    def undo(self, scores: np.ndarray) -> np.ndarray:
+        """Numbers of a trained model as predictions of labels."""
+        return scores * self.spread + self.mean
+
 
 def load_encoder(run: FinetuneRun, folder: Path) -> "Bert":
     """The pretrained encoder, or one of its shape with the random weights of the run's seed."""
@@ -321,6 +333,22 @@ def load_encoder(run: FinetuneRun, folder: Path) -> "Bert":
     if run.pretrained:
         return encoder
     return bert.Bert(encoder.architecture, encoder.vocabulary, encoder.length, seed=run.seed)
+
+
+def with_head(encoder: "Bert", run: FinetuneRun, task: Task) -> "Classifier":
+    """A classifier for the task, with the head of the run's settings on the encoder."""
+    from model import finetuning
+
+    return finetuning.Classifier(
+        encoder,
+        task.classes,
+        run.dropout,
+        run.seed,
+        head=run.head,
+        pooling=run.pooling,
+        texts=1 if len(task.columns) == 1 else 2,
+        kind=task.kind,
+    )
 
 
 def draw_share(run: FinetuneRun, training: "Examples") -> "Examples":
