@@ -20,7 +20,7 @@ from tasks.text.wordpiece import CONTINUES
 
 if TYPE_CHECKING:
     import pandas as pd
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
     from model.finetuning import Examples
 
@@ -55,37 +55,52 @@ class EncodedWords(NamedTuple):
     seen: np.ndarray  # of the words of all rows, which have a label
 
 
+class Split(NamedTuple):
+    """A split of a task as the model reads it."""
+
+    examples: "Examples"
+    cut: list[bool]  # which inputs were longer
+    unread: np.ndarray  # which words, if they have labels, or which inputs have no token
+    unit: str  # what `unread` counts
+
+
 @functools.lru_cache(maxsize=len(TASKS))  # for all seeds and shares
 def encode_task(identity: str, task: Definition, tokens: int, start: Artifact) -> Inputs:
     """Read and encode a task's data. `identity` has the digests of the data: a changed file is read again."""
-    from model.finetuning import Examples
-
     data = reading.read(task, start)
     tokenizer = load_tokenizer(start.path)
     inputs = Inputs(data, {}, {}, {}, [])
-    for split, table in data.tables.items():
+    for split in data.tables:
         if data.task.kind == "tokens":
-            # further parts of a word are trained on, but not scored
-            within = within_words(data.task.labels) if split == "train" else None
-            words = encode_words(table, tokenizer, tokens, within)
-            inputs.examples[split] = Examples.of(words.ids, words.labels)
-            inputs.seen[split] = words.seen
-            note_unread(inputs, task.name, split, ~words.seen, "word")
-            cut = words.cut
+            encoded = encode_labelled_words(data, split, tokenizer, tokens)
+            inputs.seen[split] = ~encoded.unread
         else:
-            encoded = encode(table, tokenizer, tokens)
-            inputs.examples[split] = Examples.of(encoded.ids, labels_of(data, split))
-            separators = 1 + len(data.task.columns)  # [CLS], and [SEP] after each text
-            sizes = np.array([len(ids) for ids in encoded.ids])
-            note_unread(inputs, task.name, split, sizes <= separators, "input")
-            cut = encoded.cut
-        inputs.cut[split] = sum(cut)
-        if inputs.cut[split]:
-            what = f"{inputs.cut[split]:,} of {counted(len(cut), 'input')} of {split}"
-            inputs.notes.append(f"{task.name}: {what} are cut to {tokens} tokens (finetune.max_tokens).")
+            encoded = encode_texts(data, split, tokenizer, tokens)
+        inputs.examples[split] = encoded.examples
+        inputs.cut[split] = sum(encoded.cut)
+        inputs.notes.extend(notes_on(encoded, task.name, split, tokens))
     for note in inputs.notes:
         log.warning(note)
     return inputs
+
+
+def encode_labelled_words(data: reading.Data, split: str, tokenizer: "Tokenizer", max_tokens: int) -> Split:
+    """A split whose words have labels. Further parts of a word are trained on, but not scored."""
+    from model.finetuning import Examples
+
+    within = within_words(data.task.labels) if split == "train" else None
+    words = encode_words(data.tables[split], tokenizer, max_tokens, within)
+    return Split(Examples.of(words.ids, words.labels), words.cut, ~words.seen, "word")
+
+
+def encode_texts(data: reading.Data, split: str, tokenizer: "Tokenizer", max_tokens: int) -> Split:
+    """A split whose texts have labels."""
+    from model.finetuning import Examples
+
+    encoded = encode(data.tables[split], tokenizer, max_tokens)
+    separators = 1 + len(data.task.columns)  # [CLS], and [SEP] after each text
+    sizes = np.array([len(ids) for ids in encoded.ids])
+    return Split(Examples.of(encoded.ids, labels_of(data, split)), encoded.cut, sizes <= separators, "input")
 
 
 def labels_of(data: reading.Data, split: str) -> np.ndarray:
@@ -96,11 +111,18 @@ def labels_of(data: reading.Data, split: str) -> np.ndarray:
     return labels.to_numpy()
 
 
-def note_unread(inputs: Inputs, name: str, split: str, unread: np.ndarray, unit: str) -> None:
-    """Add a warning to the notes if some words or inputs have no token."""
+def notes_on(encoded: Split, name: str, split: str, max_tokens: int) -> list[str]:
+    """Warnings if some words or inputs have no token, and if inputs are cut."""
+    notes = []
+    unread = encoded.unread
     if unread.any():
-        what = f"{unread.sum():,} of {counted(len(unread), unit)} of {split}"
-        inputs.notes.append(f"{name}: {what} have no token that the model reads.")
+        what = f"{unread.sum():,} of {counted(len(unread), encoded.unit)} of {split}"
+        notes.append(f"{name}: {what} have no token that the model reads.")
+    cut = sum(encoded.cut)
+    if cut:
+        what = f"{cut:,} of {counted(len(encoded.cut), 'input')} of {split}"
+        notes.append(f"{name}: {what} are cut to {max_tokens} tokens (finetune.max_tokens).")
+    return notes
 
 
 def encode(table: "pd.DataFrame", tokenizer: "Tokenizer", max_tokens: int) -> Encoded:
@@ -121,24 +143,29 @@ def encode_words(
     `within`: by class, the label of what the tokenizer takes for further words in a word, as in `U.N.`; None: they have
     none. In plain text, where nothing says that they are one word, a model must know them (`cram predict`).
     """
-    from model.finetuning import UNLABELLED
-
     tokenizer.enable_truncation(max_tokens)
     encodings = tokenizer.encode_batch(table[TOKENS].map(list).tolist(), is_pretokenized=True)
     labels = []
     seen = []
     for encoding, given in zip(encodings, table[LABEL], strict=True):
         words = np.array([-1 if word is None else word for word in encoding.word_ids])
-        is_word = words >= 0
-        is_first = is_word & (words != np.append(-1, words[:-1]))
-        of_words = np.append(given, UNLABELLED)
-        of_tokens = np.where(is_first, of_words[words], UNLABELLED)
-        if within is not None:
-            begins_anew = [not token.startswith(CONTINUES) for token in encoding.tokens]
-            is_further = is_word & ~is_first & begins_anew
-            of_tokens[is_further] = within[of_words[words[is_further]]]
-        labels.append(of_tokens)
+        labels.append(labels_of_tokens(encoding, words, given, within))
         seen.append(np.isin(np.arange(len(given)), words))
     ids = [one.ids for one in encodings]
     cut = [bool(one.overflowing) for one in encodings]
     return EncodedWords(ids, cut, np.concatenate(labels), np.concatenate(seen))
+
+
+def labels_of_tokens(encoding: "Encoding", words: np.ndarray, given: tuple, within: np.ndarray | None) -> np.ndarray:
+    """The label of each token of an input. `words`: the word of each, -1 for none; `given`: the labels of words."""
+    from model.finetuning import UNLABELLED
+
+    is_word = words >= 0
+    is_first = is_word & (words != np.append(-1, words[:-1]))
+    of_words = np.append(given, UNLABELLED)
+    of_tokens = np.where(is_first, of_words[words], UNLABELLED)
+    if within is not None:
+        begins_anew = [not token.startswith(CONTINUES) for token in encoding.tokens]
+        is_further = is_word & ~is_first & begins_anew
+        of_tokens[is_further] = within[of_words[words[is_further]]]
+    return of_tokens
