@@ -4,7 +4,6 @@ Cards are made from the manifests of everything that led to the model. The hub s
 """
 
 import json
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from model.clock import about_stops
@@ -50,6 +49,16 @@ class Published(NamedTuple):
         """The branch of that name."""
         return f"budget-{self.percent}" if self.percent else "main"
 
+    def head(self, name: str | None, pipeline: str, tags: list[str], repositories: list[str]) -> dict:
+        """The head of the card. `name`: the model's classes in transformers, if it has such; `repositories`: of its data."""
+        return {
+            "library_name": "transformers" if name or self.with_code else "cram",
+            "license": self.licence or None,
+            "pipeline_tag": pipeline,
+            "tags": ["cram", *tags],
+            "datasets": repositories or None,
+        }
+
     def values(self) -> dict:
         """For the templates; `opened`: what opens the model, as arguments of a pipeline."""
         opened = f'model="{self.place}"'
@@ -66,13 +75,14 @@ ARTIFACT = Published()
 # Of both kinds of card
 
 
-def assemble(template: str, values: dict, head: dict, results: list[dict]) -> str:
+def assemble(template: str, values: dict, head: dict, results: list[dict], how: Published) -> str:
     """A card as the hub reads it: a head in YAML with the `results`, if there are any, and a template's text."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     scores = [EvalResult(**result) for result in results]
     data = ModelCardData(model_name="cram" if scores else None, eval_results=scores or None, **head)
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{render(template, values)}", ignore_metadata_errors=False))
+    text = render(template, HELPERS | how.values() | values)
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}", ignore_metadata_errors=False))
 
 
 def result(task: Task, name: str, split: str, metric: str, value: float, how: str) -> dict:
@@ -185,43 +195,45 @@ def card(
     lineage = before | {"pretrain": about}
     made = recipe(about, lineage)
     architecture = made["architecture"]
-    tokens = stage_of(lineage, "tokenize")
-    text = sources(lineage)
+    text = about_text(lineage)
     name, why_not = transformers_model(architecture)
-    head = {
-        "library_name": "transformers" if name or how.with_code else "cram",
-        "license": how.licence or None,
-        "pipeline_tag": "fill-mask",
-        "tags": ["cram", "masked-lm", *made["tags"], *([name.lower()] if name else [])],
-        "mask_token": "[MASK]",
-        "datasets": sorted({source["repository"] for source in text if source["repository"]}) or None,
-    }
+    repositories = {source["repository"] for source in text["sources"] if source["repository"]}
+    tags = ["masked-lm", *made["tags"]]
+    if name:
+        tags.append(name.lower())
+    head = how.head(name, "fill-mask", tags, sorted(repositories)) | {"mask_token": "[MASK]"}
     values = {
-        **HELPERS,
         **made,
-        **text_sections(lineage),
-        **how.values(),
+        **text,
         "transformers_class": name and f"{name}ForMaskedLM",
         "why_not": why_not,
         "leaves_out_biases": name == "ModernBert" and (architecture.norm_bias or architecture.bias),
         "environment": about["environment"],
-        "sources": text,
-        "normaliser": normaliser(lineage),
-        "length": tokens and tokens["params"].get("length"),
         "glue": glue,
         "own": own,
         "pictures": (),
         "lineage_tree": Marked(as_text("this model", before) if before else ""),
     }
-    scored: list[ScoreRow] = []
+    scores: list[dict] = []
     if not how.percent:  # the scores are of the whole budget
-        scored = [row for part in (glue, own) if part for row in part["rows"]]
-    return assemble("card", values, head, results(scored))
+        scores = results(glue) + results(own)
+    return assemble("card", values, head, scores, how)
 
 
-def results(rows: Iterable[ScoreRow]) -> list[dict]:
-    """The scores of a pretrained model for the head of its card: those on complete data."""
+def about_text(lineage: dict[str, dict]) -> dict:
+    """What the card of a pretrained model shows of the text that it was trained on, and of its tokens."""
+    tokens = stage_of(lineage, "tokenize")
+    return text_sections(lineage) | {
+        "sources": sources(lineage),
+        "normaliser": normaliser(lineage),
+        "length": tokens and tokens["params"].get("length"),
+    }
+
+
+def results(section: dict | None) -> list[dict]:
+    """The scores of a pretrained model for the head of its card: those on complete data, of a section if there is one."""
     found = []
+    rows: list[ScoreRow] = section["rows"] if section else []
     for row in rows:
         if row["pretrained"] and not row["partial"]:
             how = f"median of {counted(row['seeds'], 'seed')}"
@@ -244,16 +256,10 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Pub
     made = recipe(pretrained, lineage)
     name, why_not = transformers_classifier(made["architecture"], stats["head"], params["pooling"], task.kind)
     repository = params["data"].get("repository")
-    head = {
-        "library_name": "transformers" if name or how.with_code else "cram",
-        "license": how.licence or None,
-        "pipeline_tag": task.pipeline,
-        "tags": ["cram", params["task"], *(made["tags"] if params["pretrained"] else ["not-pretrained"])],
-        "datasets": [repository] if repository else None,
-    }
+    repositories = [repository] if repository else []
+    origin = made["tags"] if params["pretrained"] else ["not-pretrained"]
+    head = how.head(name, task.pipeline, [params["task"], *origin], repositories)
     values = {
-        **HELPERS,
-        **how.values(),
         "task": task,
         "params": params,
         "stats": stats,
@@ -270,7 +276,7 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Pub
         "notes": notes(task, stats),
         "sources": sources(lineage) if params["pretrained"] else [],
     }
-    return assemble("finetuned_card", values, head, finetuned_results(task, params, stats))
+    return assemble("finetuned_card", values, head, finetuned_results(task, params, stats), how)
 
 
 def finetuned_results(task: Task, params: dict, stats: dict) -> list[dict]:
