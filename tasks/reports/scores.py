@@ -205,12 +205,12 @@ def is_partial(stats: dict, split: str) -> bool:
     return any(official not in (0, have) for have, official in examples(stats, split).values())
 
 
-def notes_on(of_seeds: list[dict], split: str) -> list[str]:
-    """Notes on undefined metrics and the data. `of_seeds`: the statistics of the runs."""
-    first = of_seeds[0]
+def notes_on(members: list[Artifact], split: str) -> list[str]:
+    """Notes on undefined metrics and the data, of the runs of one setting."""
+    first = members[0].stats
     task = first["task"]
     name = column(task, split) + ("" if first["pretrained"] else ", no pretraining")
-    of_metrics = {note for stats in of_seeds for note in stats["validation"][split]["notes"]}
+    of_metrics = {note for run in members for note in run.stats["validation"][split]["notes"]}
     notes = [f"{name}: {note}" for note in sorted(of_metrics)]
     for note in data_notes(first):
         if note.startswith(task):
@@ -249,9 +249,7 @@ def score_row(members: list[Artifact], split: str, corpus: str | None) -> ScoreR
     task = stats["task"]
     metric = stats["metric"]
     of_split = stats["validation"][split]
-    of_seeds = [member.stats for member in members]
-    measured = [one["validation"][split]["metrics"] for one in of_seeds]
-    values = {name: [of_seed[name] for of_seed in measured] for name in of_split["metrics"]}
+    values = metrics_by_seed(members, split)
     row: ScoreRow = {
         "task": task,
         "pretrained": stats["pretrained"],
@@ -259,8 +257,8 @@ def score_row(members: list[Artifact], split: str, corpus: str | None) -> ScoreR
         "split": split,
         "column": column(task, split),
         "metric": metric,
-        "score": statistics.median(values[metric]),
-        "by_seed": {str(one["seed"]): value for one, value in zip(of_seeds, values[metric], strict=True)},
+        "score": statistics.median(values[metric].values()),
+        "by_seed": values[metric],
         "metrics": {name: spread(of_seed, of_split["intervals"][name]) for name, of_seed in values.items()},
         "majority": of_split["majority"],
         "beats_majority": metrics.beats(of_split, metric),
@@ -268,9 +266,9 @@ def score_row(members: list[Artifact], split: str, corpus: str | None) -> ScoreR
         "examples": examples(stats, split),
         "train_examples": round(stats["share"] * stats["train_examples"]),
         "partial": is_partial(stats, split),
-        "notes": notes_on(of_seeds, split),
+        "notes": notes_on(members, split),
         "median_run": run.name,
-        "data": digest_of_data(run, corpus if task in PROBES else None),
+        "data": digest_of_data(run, corpus),
     }
     definition = task_of(stats).about().get("definition")
     if definition:
@@ -278,14 +276,26 @@ def score_row(members: list[Artifact], split: str, corpus: str | None) -> ScoreR
     return row
 
 
-def spread(of_seeds: list[float], interval: list[float]) -> Spread:
+def metrics_by_seed(members: list[Artifact], split: str) -> dict[str, dict[str, float]]:
+    """The values of each metric on a split, by seed."""
+    values: dict[str, dict[str, float]] = {}
+    for run in members:
+        stats = run.stats
+        for name, value in stats["validation"][split]["metrics"].items():
+            values.setdefault(name, {})[str(stats["seed"])] = value
+    return values
+
+
+def spread(by_seed: dict[str, float], interval: list[float]) -> Spread:
     """A metric over seeds."""
-    return {"median": statistics.median(of_seeds), "range": [min(of_seeds), max(of_seeds)], "interval": interval}
+    values = list(by_seed.values())
+    return {"median": statistics.median(values), "range": [min(values), max(values)], "interval": interval}
 
 
 def digest_of_data(run: Artifact, corpus: str | None) -> str:
-    """A digest of the data that a run was measured on; scores on equal data can be compared."""
-    measured_on = [run.manifest["params"]["data"], corpus]
+    """A digest of the data that a run was measured on; scores on equal data can be compared. `corpus`: as in `gather`."""
+    made_from = corpus if run.stats["task"] in PROBES else None
+    measured_on = [run.manifest["params"]["data"], made_from]
     return hashlib.sha256(json.dumps(measured_on, sort_keys=True).encode()).hexdigest()[:12]
 
 
