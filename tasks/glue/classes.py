@@ -138,7 +138,7 @@ def drop_unlabelled(own: Definition, pieces: list[Piece], notes: list[str]) -> t
     """
     kept = []
     rows: Counter[str] = Counter()
-    gaps: dict[str, list[Gap]] = {}
+    gaps: dict[str, list[Gap]] = {}  # by split
     for piece in pieces:
         without = labels.map_values(piece.table[LABEL], lambda label: label is None).astype(bool)
         rows[piece.split] += len(without)
@@ -149,16 +149,22 @@ def drop_unlabelled(own: Definition, pieces: list[Piece], notes: list[str]) -> t
             kept.append(piece._replace(table=piece.table[~without]))
     skipped = {}
     for split, of_split in gaps.items():
+        check_gaps(own, split, of_split, rows[split])
         skipped[split] = sum(gap.missing for gap in of_split)
-        if skipped[split] > own.max_unlabelled * rows[split]:
-            files = " ".join(f"{gap.where}: {gap}." for gap in of_split)
-            raise InputError(
-                f"{own.name}/{split}: {skipped[split]:,} of {counted(rows[split], 'row')} have no label; expected a "
-                f"share of {own.max_unlabelled:g} at most. Set label to another column, or raise max_unlabelled "
-                f"(finetune.tasks). {files}"
-            )
         notes += [f"{gap.where}: left out {gap}." for gap in of_split]
     return kept, skipped
+
+
+def check_gaps(own: Definition, split: str, gaps: "list[Gap]", rows: int) -> None:
+    """Raise InputError if more rows of a split have no label than the definition allows. `rows`: those of the split."""
+    missing = sum(gap.missing for gap in gaps)
+    if missing > own.max_unlabelled * rows:
+        files = " ".join(f"{gap.where}: {gap}." for gap in gaps)
+        raise InputError(
+            f"{own.name}/{split}: {missing:,} of {counted(rows, 'row')} have no label; expected a "
+            f"share of {own.max_unlabelled:g} at most. Set label to another column, or raise max_unlabelled "
+            f"(finetune.tasks). {files}"
+        )
 
 
 class Gap(NamedTuple):
@@ -190,11 +196,7 @@ def make_task(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
     """
     first = pieces[0].where
     counts = count_labels(pieces)
-    if len(counts.train) < 2:
-        only = "there is no label"
-        for name in counts.train:
-            only = f"every label is {name}"
-        raise InputError(f"{first}: {only}; expected different ones. Correct it{own.advice('label')}.")
+    check_several(own, counts.train, first)
     if own.named:
         return TASKS[own.name]
     names: Sequence[str] = ()
@@ -221,6 +223,16 @@ def make_task(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
     )
 
 
+def check_several(own: Definition, counts: Counter[str], where: str) -> None:
+    """Raise InputError unless training has different labels. `counts`: of each class there."""
+    if len(counts) > 1:
+        return
+    only = "there is no label"
+    for name in counts:
+        only = f"every label is {name}"
+    raise InputError(f"{where}: {only}; expected different ones. Correct it{own.advice('label')}.")
+
+
 def count_labels(pieces: list[Piece]) -> Counts:
     """Count the labels. Raises InputError for a label of tokens that lacks a tag."""
     counts = Counts(Counter(), Counter())
@@ -240,21 +252,32 @@ def order_classes(counts: Counter[str], kind: Kind, where: str) -> list[str]:
     Raises InputError for what is rather a number or a text than a class.
     """
     values = {name: number(name) for name in counts}
-    rows = counts.total()
-    unit = "token" if kind == "tokens" else "row"
-    many = f"{where} has {len(counts):,} different labels in {counted(rows, unit)}, such as {next(iter(counts))}"
-    if kind == "tokens" and len(counts) > max(MOST_TAGS, rows * TAGS_A_TOKEN):
-        limit = f"up to {MOST_TAGS} tags, or {TAGS_A_TOKEN:.0%} of the tokens"
-        raise InputError(f"{many}; expected {limit}. Set label (and text) to other columns (finetune.tasks).")
+    wanted = wanted_instead(list(values.values()), counts.total(), kind)
+    if wanted:
+        rows = counted(counts.total(), "token" if kind == "tokens" else "row")
+        many = f"{where} has {len(counts):,} different labels in {rows}, such as {next(iter(counts))}"
+        raise InputError(f"{many}; expected {wanted}.")
     if any(map(math.isnan, values.values())):
-        if len(counts) > max(MOST_NUMBERS, rows / 2):
-            raise InputError(f"{many}; expected classes. Set label to another column (finetune.tasks).")
         return sorted(counts)
-    are_whole = all(value.is_integer() for value in values.values())
-    if kind == "classes" and (len(counts) > MOST_NUMBERS or not are_whole):
-        wanted = f"up to {MOST_NUMBERS} whole numbers for classes"
-        raise InputError(f"{many}; expected {wanted}. Set kind to 'regression' (finetune.tasks) for numbers.")
     return sorted(counts, key=lambda name: (values[name], name))
+
+
+def wanted_instead(values: list[float], rows: int, kind: Kind) -> str:
+    """What was expected in place of classes that are rather numbers or texts, and what to do; empty if they are classes.
+
+    `values`: the classes as numbers, nan where they aren't. `rows`: how often they occur.
+    """
+    if kind == "tokens" and len(values) > max(MOST_TAGS, rows * TAGS_A_TOKEN):
+        limit = f"up to {MOST_TAGS} tags, or {TAGS_A_TOKEN:.0%} of the tokens"
+        return f"{limit}. Set label (and text) to other columns (finetune.tasks)"
+    if any(map(math.isnan, values)):
+        too_many = len(values) > max(MOST_NUMBERS, rows / 2)
+        return "classes. Set label to another column (finetune.tasks)" if too_many else ""
+    are_whole = all(value.is_integer() for value in values)
+    if kind == "classes" and (len(values) > MOST_NUMBERS or not are_whole):
+        wanted = f"up to {MOST_NUMBERS} whole numbers for classes"
+        return f"{wanted}. Set kind to 'regression' (finetune.tasks) for numbers"
+    return ""
 
 
 def check_classes(own: Definition, piece: Piece, names: Sequence[str], counts: Counter[str], notes: list[str]) -> None:

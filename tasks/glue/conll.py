@@ -165,17 +165,29 @@ def sentences(
         refuse_ragged(sentence, where)
     if not found:
         return
-    about = columns_of(found, where)
-    tags = about.tags() if label in ("", TAGS) else about.find("label", label)
-    tokens = about.tokens(tags) if text in ("", TOKENS) else about.find("text", text)
-    if tokens % about.width == tags % about.width and (about.even or tokens == tags):
-        raise about.refusal(f"column {tokens + 1} can't have both the tokens and the tags", "Set text and label")
-    log.info("%s: tokens are in column %s, tags in column %s.", where, about.shown(tokens), about.shown(tags))
+    tokens, tags = find_columns(columns_of(found, where), text, label)
     found = without_header(found, tags, where)
     given = without_brackets([[line.fields[tags] for line in sentence] for sentence in found])
     for number, (sentence, of_sentence) in enumerate(zip(found, given, strict=True), 1):
         words = [line.fields[tokens] for line in sentence]
         yield number, {text or TOKENS: words, label or TAGS: of_sentence}
+
+
+class Places(NamedTuple):
+    """The columns of a file that are read, from 0; counted from the end they are below 0."""
+
+    tokens: int
+    tags: int
+
+
+def find_columns(about: Columns, text: str, label: str) -> Places:
+    """The columns of the tokens and of the tags, by their names as in `sentences`; logged."""
+    tags = about.tags() if label in ("", TAGS) else about.find("label", label)
+    tokens = about.tokens(tags) if text in ("", TOKENS) else about.find("text", text)
+    if tokens % about.width == tags % about.width and (about.even or tokens == tags):
+        raise about.refusal(f"column {tokens + 1} can't have both the tokens and the tags", "Set text and label")
+    log.info("%s: tokens are in column %s, tags in column %s.", about.where, about.shown(tokens), about.shown(tags))
+    return Places(tokens, tags)
 
 
 def without_header(found: list[list[Line]], tags: int, where: str) -> list[list[Line]]:

@@ -157,10 +157,15 @@ def to_words(given: "pd.Series", own: Definition, names: Sequence[str], where: s
     else:
         numbers = f"a number (with a point, not a comma), {LARGEST:g} at most; {advice}"
         refuse(given, THE_LABEL, where, is_number_or_gap, numbers)
-        words = map_values(given, lambda value: None if is_gap(value) else number(value))
+        words = map_values(given, number_or_none)
     if own.named:
         refuse_unknown(given, words, names, where)
     return words
+
+
+def number_or_none(value: Any) -> float | None:
+    """A label of a regression as a number; None where there is none."""
+    return None if is_gap(value) else number(value)
 
 
 def is_number_or_gap(value: Any) -> bool:

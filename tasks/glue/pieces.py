@@ -75,12 +75,17 @@ def read_piece(own: Definition, split: str, path: Path, features: dict) -> Piece
     else:
         table[LABEL] = None
     if own.kind == "tokens":
-        table[TOKENS] = labels.read_lists(table[TOKENS], "the tokens", where, notes)
-        check_tags(table, where)
-        texts = table[TOKENS].map(lambda tokens: " ".join(map(str, tokens)))
-        table.insert(0, TEXT, texts)
+        read_tokens(table, where, notes)
     hides_labels = split == TEST and set(table[LABEL]) <= HIDDEN
     return Piece(split, where, table, names, not hides_labels, notes)
+
+
+def read_tokens(table: "pd.DataFrame", where: str, notes: list[str]) -> None:
+    """Read the lists of tokens, also those that are text, and put a text of each in front. Adds to `notes`."""
+    table[TOKENS] = labels.read_lists(table[TOKENS], "the tokens", where, notes)
+    check_tags(table, where)
+    texts = table[TOKENS].map(lambda tokens: " ".join(map(str, tokens)))
+    table.insert(0, TEXT, texts)
 
 
 def check_texts(given: "pd.Series", name: str, where: str, own: Definition) -> None:

@@ -71,27 +71,14 @@ def read_files(own: Definition) -> Data:
     import pandas as pd
 
     files, features = splits_of(own)
-    if "train" not in files:
-        raise InputError(
-            f"{own.name}: {own.data} has no split for training; it has {', '.join(files) or 'no files'}. Put train "
-            "into the name of a file, or correct data (finetune.tasks)."
-        )
+    check_has_training(own, files)
     used = training_splits(own.name) if own.named else list(SPLITS)
-    pieces = []
-    for split in used:
-        for path in files.get(split, ()):
-            pieces.append(read_piece(own, split, path, features))
+    pieces = [read_piece(own, split, path, features) for split in used for path in files.get(split, ())]
     labelled = [piece for piece in pieces if piece.labelled]
     hidden = [piece.table for piece in pieces if not piece.labelled]
 
-    notes = [f"{own.name}: the split {split} is not used." for split in files if split not in used]
-    if "validation" in files and "validation" in own.model_fields_set:
-        notes.append(f"{own.name}: validation {own.validation:g} is not used, since there is a split for validation.")
-    if hidden:
-        notes.append(f"{own.name}: the split {TEST} has no labels and is not scored.")
-    for piece in labelled:
-        notes += piece.notes
-
+    unused = [split for split in files if split not in used]
+    notes = notes_on_splits(own, unused, pieces, "validation" in files)
     if not own.named:
         labelled = agree_on_names(own, labelled, notes)
     labelled, skipped = drop_unlabelled(own, labelled, notes)
@@ -99,6 +86,28 @@ def read_files(own: Definition) -> Data:
     data = join_pieces(own, task, labelled, notes)
     unlabelled = {TEST: pd.concat(hidden)} if hidden else {}
     return replace(data, skipped=skipped, unlabelled=unlabelled)
+
+
+def check_has_training(own: Definition, files: dict[str, list[Path]]) -> None:
+    """Raise InputError unless there is a split for training among those of the files."""
+    if "train" not in files:
+        raise InputError(
+            f"{own.name}: {own.data} has no split for training; it has {', '.join(files) or 'no files'}. Put train "
+            "into the name of a file, or correct data (finetune.tasks)."
+        )
+
+
+def notes_on_splits(own: Definition, unused: list[str], pieces: list[Piece], has_validation: bool) -> list[str]:
+    """Warnings of splits that are not read or not scored, and of how labels are written."""
+    notes = [f"{own.name}: the split {split} is not used." for split in unused]
+    if has_validation and "validation" in own.model_fields_set:
+        notes.append(f"{own.name}: validation {own.validation:g} is not used, since there is a split for validation.")
+    if not all(piece.labelled for piece in pieces):
+        notes.append(f"{own.name}: the split {TEST} has no labels and is not scored.")
+    for piece in pieces:
+        if piece.labelled:
+            notes += piece.notes
+    return notes
 
 
 def join_pieces(own: Definition, task: Task, pieces: list[Piece], notes: list[str]) -> Data:
