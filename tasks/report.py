@@ -75,8 +75,7 @@ def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str,
     """The contents of report.json. `name`: of the pretrained model; `lineage`: the manifests of what led to it."""
     pretrained = lineage[name]
     groups = scores.group_runs(runs)
-    corpus = next((each for each, manifest in lineage.items() if manifest["stage"] == "tokenize"), None)
-    rows = scores.gather(groups.values(), corpus)
+    rows = scores.gather(groups.values(), tokenized_in(lineage))
     means = scores.averages(scores.glue_rows(rows))
     ruled = finetuning_of(runs, own=False)
     kept = rules.pretraining_rules(lineage, pretrained, {row["task"] for row in rows})
@@ -101,6 +100,11 @@ def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str,
     }
 
 
+def tokenized_in(lineage: dict[str, dict]) -> str | None:
+    """The name of the tokenized text, if there is one."""
+    return next((name for name, manifest in lineage.items() if manifest["stage"] == "tokenize"), None)
+
+
 def confusion_of(groups: dict[scores.Setting, list[Artifact]]) -> dict[str, list[list[int]]]:
     """The confusion table of each task with classes, of the pretrained model on all of the training data."""
     found = {}
@@ -120,17 +124,27 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
     settings = scores.settings_rows(content["finetuning"])
     confusion = [sections.confusion_table(tasks[task], counts) for task, counts in content["confusion"].items()]
     shared = scores.HELPERS | recipe(pretrained, lineage) | funnel.text_sections(lineage)  # with the model card
-    return shared | {
-        "title": content["title"],
-        "glue_tasks": len(tasks.keys() & scores.NAMES.keys()),
-        "headline": sections.headline(rows, content["finetuning"]),
-        "glue": sections.score_section(rows, content["title"], settings),
-        "settings": settings,
-        "own": sections.own_section(rows, finetuning_of(runs, own=True)),
-        "probes": [row for row in brief(rows) if row["task"] in PROBES and row["share"] == 1],
-        "rules": content["rules"],
-        "curve": content["learning_curve"],
-        "confusion": confusion,
+    return (
+        shared
+        | about_lineage(lineage, runs)
+        | {
+            "title": content["title"],
+            "glue_tasks": len(tasks.keys() & scores.NAMES.keys()),
+            "headline": sections.headline(rows, content["finetuning"]),
+            "glue": sections.score_section(rows, content["title"], settings),
+            "settings": settings,
+            "own": sections.own_section(rows, finetuning_of(runs, own=True)),
+            "probes": [row for row in brief(rows) if row["task"] in PROBES and row["share"] == 1],
+            "rules": content["rules"],
+            "curve": content["learning_curve"],
+            "confusion": confusion,
+        }
+    )
+
+
+def about_lineage(lineage: dict[str, dict], runs: list[Artifact]) -> dict:
+    """What the template of the page shows of all that led to the scores."""
+    return {
         "dropped": funnel.dropped(lineage),
         "runs": {run.name: run.manifest for run in runs},
         "lineage": lineage,

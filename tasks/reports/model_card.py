@@ -101,6 +101,11 @@ def result(task: Task, name: str, split: str, metric: str, value: float, how: st
     }
 
 
+def tree(lineage: dict[str, dict]) -> Marked:
+    """What led to a model, as a tree; empty if nothing did."""
+    return Marked(as_text("this model", lineage) if lineage else "")
+
+
 def recipe(about: dict, lineage: dict[str, dict]) -> dict:
     """The model's origin, shape, budget and loss, and all parameters that differ from the paper's final recipe.
 
@@ -212,7 +217,7 @@ def card(
         "glue": glue,
         "own": own,
         "pictures": (),
-        "lineage_tree": Marked(as_text("this model", before) if before else ""),
+        "lineage_tree": tree(before),
     }
     scores: list[dict] = []
     if not how.percent:  # the scores are of the whole budget
@@ -252,7 +257,7 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Pub
     `params`, `stats`: those of its finetune stage. `lineage`: the manifests of what led to it, by name.
     """
     task = task_of(stats)
-    pretrained = [manifest for manifest in lineage.values() if manifest["stage"] == "pretrain"][-1]
+    pretrained = last_pretrained(lineage)
     made = recipe(pretrained, lineage)
     name, why_not = transformers_classifier(made["architecture"], stats["head"], params["pooling"], task.kind)
     repository = params["data"].get("repository")
@@ -268,7 +273,7 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Pub
         "adopted": made["adopted"],
         "pair": len(task.columns) > 1,
         "normaliser": normaliser(lineage),
-        "lineage_tree": Marked(as_text("this model", lineage)),
+        "lineage_tree": tree(lineage),
         "transformers_class": name,
         "beats": beats,
         "why_not": why_not,
@@ -277,6 +282,11 @@ def finetuned_card(params: dict, stats: dict, lineage: dict[str, dict], how: Pub
         "sources": sources(lineage) if params["pretrained"] else [],
     }
     return assemble("finetuned_card", values, head, finetuned_results(task, params, stats), how)
+
+
+def last_pretrained(lineage: dict[str, dict]) -> dict:
+    """The manifest of the model that finetuning started from."""
+    return [manifest for manifest in lineage.values() if manifest["stage"] == "pretrain"][-1]
 
 
 def finetuned_results(task: Task, params: dict, stats: dict) -> list[dict]:

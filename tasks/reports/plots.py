@@ -196,9 +196,7 @@ def law(
 
     `laws`: fitted to resamples, `interval`: the band's ends in per cent of them.
     """
-    sizes = sorted({float(f"{size:.2g}") for size in runs["sizes"]})
-    distances = np.abs(np.subtract.outer(runs["sizes"].to_numpy(), sizes))
-    nearest = distances.argmin(axis=1)
+    sizes, nearest = rounded_sizes(runs["sizes"].to_numpy())
     most_tokens = runs["tokens"].max()
     with _drawing(path, 3.6, columns=4, title="operations per token / 6") as axes:
         for i, size in enumerate(sizes):
@@ -214,3 +212,10 @@ def law(
         low, high = np.percentile(losses, interval, axis=0)
         axes.fill_between(work, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel="petaFLOP", ylabel="held-out loss, nats per byte", xscale="log")
+
+
+def rounded_sizes(sizes: np.ndarray) -> tuple[list[float], np.ndarray]:
+    """The different sizes, to two digits and in order, and for each of the given ones the place of the nearest."""
+    rounded = sorted({float(f"{size:.2g}") for size in sizes})
+    distances = np.abs(np.subtract.outer(sizes, rounded))
+    return rounded, distances.argmin(axis=1)
