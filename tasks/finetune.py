@@ -268,7 +268,7 @@ def train_and_predict(
     classifier = with_head(encoder, run, task)
     scale = Scale.of(training.labels) if task.own_scale else None
     if scale:
-        training = replace(training, labels=scale.apply(training.labels))
+        training = scale.apply(training)
     with lack_of_memory_as_input_error(run):
         outcome = finetuning.finetune(classifier, training, run, here, run.seed, report)
         scores = {split: finetuning.predict(classifier, given, here) for split, given in examples.items()}
@@ -316,9 +316,9 @@ class Scale(NamedTuple):
         """The scale of these labels; of equal ones, as they are apart from their mean."""
         return cls(np.float64(labels.mean()), np.float64(labels.std() or 1.0))
 
-    def apply(self, labels: np.ndarray) -> np.ndarray:
-        """Labels as numbers that training sees."""
-        return (labels - self.mean) / self.spread
+    def apply(self, training: "Examples") -> "Examples":
+        """The examples with labels on this scale."""
+        return replace(training, labels=(training.labels - self.mean) / self.spread)
 
     def undo(self, scores: np.ndarray) -> np.ndarray:
         """Numbers of a trained model as predictions of labels."""
