@@ -202,11 +202,10 @@ def card(
     architecture = made["architecture"]
     text = about_text(lineage)
     name, why_not = transformers_model(architecture)
-    repositories = {source["repository"] for source in text["sources"] if source["repository"]}
     tags = ["masked-lm", *made["tags"]]
     if name:
         tags.append(name.lower())
-    head = how.head(name, "fill-mask", tags, sorted(repositories)) | {"mask_token": "[MASK]"}
+    head = how.head(name, "fill-mask", tags, text["repositories"]) | {"mask_token": "[MASK]"}
     values = {
         **made,
         **text,
@@ -228,8 +227,11 @@ def card(
 def about_text(lineage: dict[str, dict]) -> dict:
     """What the card of a pretrained model shows of the text that it was trained on, and of its tokens."""
     tokens = stage_of(lineage, "tokenize")
+    of_text = sources(lineage)
+    repositories = {source["repository"] for source in of_text if source["repository"]}
     return text_sections(lineage) | {
-        "sources": sources(lineage),
+        "sources": of_text,
+        "repositories": sorted(repositories),
         "normaliser": normaliser(lineage),
         "length": tokens and tokens["params"].get("length"),
     }

@@ -208,10 +208,15 @@ def law(
             axes.plot(own["operations"] / PETA, own["losses"], "o", color=colour, markersize=4, label=label)
             axes.plot(work, fitted(size, tokens), color=colour, linewidth=1)
         # of the largest size
-        losses = [one(size, tokens) for one in laws]
-        low, high = np.percentile(losses, interval, axis=0)
+        low, high = band(laws, size, tokens, interval)
         axes.fill_between(work, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel="petaFLOP", ylabel="held-out loss, nats per byte", xscale="log")
+
+
+def band(laws: "Sequence[LossLaw]", size: float, tokens: np.ndarray, interval: tuple[float, float]) -> np.ndarray:
+    """(2, n): the ends of the interval, in per cent of the laws, of the losses of models of a size after these tokens."""
+    losses = [one(size, tokens) for one in laws]
+    return np.percentile(losses, interval, axis=0)
 
 
 def rounded_sizes(sizes: np.ndarray) -> tuple[list[float], np.ndarray]:
