@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
+from tokenizers import Tokenizer
 
 from model.errors import InputError
 from model.wording import counted
@@ -126,32 +127,45 @@ class Divided(NamedTuple):
         return self.table.filter(pa.array(~self.is_held))
 
 
+def is_chosen(text: str, fraction: float) -> bool:
+    """Whether a text is held out: by its digest, whatever the other texts are."""
+    return unit_hash(text) < fraction
+
+
+def divide_long(document: Document, fraction: float, longest: int) -> Iterator[tuple[Document, bool]]:
+    """The pieces of a document that are held out, and what is between them, each with whether it is held out.
+
+    A piece has a tenth of `longest` characters. The id of one that is held out ends in its place.
+    """
+    place = 0
+    pieces = pieces_of(document.text, longest // PIECES)
+    for chosen, some in groupby(pieces, key=lambda piece: is_chosen(piece, fraction)):
+        for text in some if chosen else ["".join(some)]:
+            name = f"{document.id}+{place}" if chosen else document.id
+            yield Document(name, document.source, text), chosen
+            place += len(text)
+
+
 def divide(table: pa.Table, fraction: float, longest: int) -> Divided:
-    """Choose the documents of a table that are held out: by their digest, whatever the other documents are.
+    """Choose the documents of a table that are held out.
 
     A document of more than `longest` characters may alone be more than the fraction of the text. Of such a one, pieces
-    are held out: each is a document whose id ends in its place, and what is between them is trained on.
+    are held out, each as a document, and what is between them is trained on.
     """
-
-    def is_chosen(text: str) -> bool:
-        return unit_hash(text) < fraction
-
     texts = table["text"].to_pylist()
     if max(map(len, texts), default=0) <= longest:
-        return Divided(table, np.array([is_chosen(text) for text in texts], dtype=bool))
+        return Divided(table, np.array([is_chosen(text, fraction) for text in texts], dtype=bool))
     rows: list[Document] = []
     is_held: list[bool] = []
     for name, source, text in zip(table["id"].to_pylist(), table["source"].to_pylist(), texts, strict=True):
+        document = Document(name, source, text)
         if len(text) <= longest:
-            rows.append(Document(name, source, text))
-            is_held.append(is_chosen(text))
+            rows.append(document)
+            is_held.append(is_chosen(text, fraction))
             continue
-        place = 0
-        for chosen, pieces in groupby(pieces_of(text, longest // PIECES), key=is_chosen):
-            for piece in pieces if chosen else ["".join(pieces)]:
-                rows.append(Document(f"{name}+{place}" if chosen else name, source, piece))
-                is_held.append(chosen)
-                place += len(piece)
+        for piece, chosen in divide_long(document, fraction, longest):
+            rows.append(piece)
+            is_held.append(chosen)
     return Divided(documents_table(rows), np.array(is_held, dtype=bool))
 
 
@@ -344,19 +358,29 @@ def log_heldout(held: dict[str, Any], asked: float) -> None:
         )  # fmt: skip
 
 
+def find_measured(held: pa.Table) -> np.ndarray:
+    """The rows of the held-out documents that the loss is measured on, in their order."""
+    rows = np.flatnonzero(may_be_measured(held))
+    texts = [held["text"][row].as_py() for row in rows]
+    return rows[choose_measured(texts, MEASURED_CHARACTERS)]
+
+
+def write_heldout(held: pa.Table, measured: np.ndarray, out: Path) -> None:
+    """Write the held-out documents. `measured`: the rows of those that the loss is measured on, in their order."""
+    places = np.full(len(held), -1, dtype=np.int64)
+    places[measured] = np.arange(len(measured))
+    column = pa.array(places, pa.int64(), mask=places < 0)
+    pq.write_table(held.append_column("measured", column), out / HELDOUT_TEXT, compression="zstd")
+
+
 def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: Path) -> dict[str, Any]:
     """Write the held-out documents of all parts, and the tokens of the measured ones; count both.
 
     `trained`: the characters of all other documents.
     """
     held = read_heldout(stems, work)
-    rows = np.flatnonzero(may_be_measured(held))
-    texts = [held["text"][row].as_py() for row in rows]
-    order = rows[choose_measured(texts, MEASURED_CHARACTERS)]
-    places = np.full(len(held), -1, dtype=np.int64)
-    places[order] = np.arange(len(order))
-    column = pa.array(places, pa.int64(), mask=places < 0)
-    pq.write_table(held.append_column("measured", column), out / HELDOUT_TEXT, compression="zstd")
+    measured = find_measured(held)
+    write_heldout(held, measured, out)
     characters = pc.sum(held["characters"]).as_py() or 0
     found = {
         "documents": len(held),
@@ -364,7 +388,7 @@ def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: 
         "share": round(characters / max(1, characters + trained), 6),
         "tokens": (pc.sum(held["tokens"]).as_py() or 0) + len(held),
         "shared": overlap_of(held),
-        "measured": write_measured(held.take(pa.array(order)), params.length, out),
+        "measured": write_measured(held.take(pa.array(measured)), params.length, out),
     }
     log_heldout(found, params.heldout_fraction)
     return found
@@ -409,13 +433,59 @@ def tokenize_parts(params: Tokenize, parts: list[Path], longest: int, work: Path
     return over_parts(tokenize_part, jobs, work / "done", "tokenize")
 
 
-def sum_unknown(results: list[PartResult]) -> dict[str, int]:
-    """How often each word that is [UNK] occurs in all parts: the most frequent ones, in that order."""
+class Totals(NamedTuple):
+    """What `tokenize_part` counts, of all parts."""
+
+    counts: Counter[str]  # the keys are those of PartCounts
+    unknown_words: dict[str, int]  # the most frequent words that are [UNK], in that order
+
+
+def sum_up(results: list[PartResult]) -> Totals:
+    """The sums of the counts of all parts."""
+    counts: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     for result in results:
+        counts.update(result["counts"])
         unknown.update(result["unknown_words"])
     ordered = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
-    return dict(ordered[:UNKNOWN_OF_A_PART])
+    return Totals(counts, dict(ordered[:UNKNOWN_OF_A_PART]))
+
+
+class Drawn(NamedTuple):
+    """Sequences that are trained on."""
+
+    sequences: int
+    of: int  # sequences that the corpus has
+    length: int  # tokens of each
+
+
+def write_training(params: Tokenize, encoded: list[np.memmap], tokenizer: Tokenizer, out: Path) -> Drawn:
+    """Draw sequences from those of all parts, and write them in the order of training."""
+    every = sum(map(len, encoded))
+    rows = draw_rows(every, params.max_sequences, params.seed)
+    order = order_of(encoded, rows, params.sort, params.seed, tokenizer)
+    write_sequences(out / SEQUENCES, encoded, rows, order)
+    return Drawn(len(rows), every, params.length)
+
+
+def statistics(totals: Totals, drawn: Drawn, held: dict[str, Any], entries: int) -> dict[str, Any]:
+    """What the stage returns. `held`: the counts of held-out documents; `entries`: those of the vocabulary."""
+    counts = totals.counts
+    characters = counts["characters"] + held["characters"]
+    tokens = counts["tokens"] + held["tokens"]
+    return {
+        "documents": counts["documents"],
+        "characters": counts["characters"],
+        "tokens": drawn.sequences * drawn.length,
+        "sequences": drawn.sequences,
+        "drawn_from": {"tokens": counts["tokens"], "sequences": drawn.of},
+        "tokens_lost_at_part_ends": counts["lost"],
+        "unknown_tokens": counts["unknown"],
+        "unknown_words": dict(list(totals.unknown_words.items())[:SHOWN_WORDS]),
+        "characters_per_token": round(characters / max(1, tokens), 4),
+        "entries": entries,
+        "heldout": held,
+    }
 
 
 @stage(version=VERSION, resumes=True)
@@ -426,34 +496,15 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
     parts = parts_of(corpus)
     work = out / WORK
     longest = max(SHORT, math.ceil(max(LARGE, params.heldout_fraction) * corpus.stats["characters"]))
-    results = tokenize_parts(params, parts, longest, work, out)
-    counts = Counter[str]()
-    for result in results:
-        counts.update(result["counts"])
-    unknown = sum_unknown(results)
+    totals = sum_up(tokenize_parts(params, parts, longest, work, out))
+    counts = totals.counts
     encoded = [np.load(work / f"{part.stem}.npy", mmap_mode="r") for part in parts]
-    sequences = sum(map(len, encoded))
-    if not sequences:
+    if not any(map(len, encoded)):
         raise InputError(
             f"The corpus has {counted(counts['tokens'], 'token')}, less than one sequence of {params.length}. "
             "Download more text, or set a looser filter."
         )
-    rows = draw_rows(sequences, params.max_sequences, params.seed)
-    order = order_of(encoded, rows, params.sort, params.seed, tokenizer)
-    write_sequences(out / SEQUENCES, encoded, rows, order)
+    drawn = write_training(params, encoded, tokenizer, out)
     held = hold_out([part.stem for part in parts], work, params, counts["characters"], out)
-    everything = max(1, counts["tokens"] + held["tokens"])
-    warn_of_unknown(unknown, counts["unknown"] / everything)
-    return {
-        "documents": counts["documents"],
-        "characters": counts["characters"],
-        "tokens": len(rows) * params.length,
-        "sequences": len(rows),
-        "drawn_from": {"tokens": counts["tokens"], "sequences": sequences},
-        "tokens_lost_at_part_ends": counts["lost"],
-        "unknown_tokens": counts["unknown"],
-        "unknown_words": dict(list(unknown.items())[:SHOWN_WORDS]),
-        "characters_per_token": round((counts["characters"] + held["characters"]) / everything, 4),
-        "entries": tokenizer.get_vocab_size(),
-        "heldout": held,
-    }
+    warn_of_unknown(totals.unknown_words, counts["unknown"] / max(1, counts["tokens"] + held["tokens"]))
+    return statistics(totals, drawn, held, tokenizer.get_vocab_size())
