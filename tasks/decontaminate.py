@@ -288,6 +288,46 @@ def sentences_found(results: list[dict], index: Index) -> Counter[str]:
     return index.sentences_by_task(sorted(grams))
 
 
+def documents_found(results: list[dict]) -> Counter[str]:
+    """How many documents were found for each task, and for ANY."""
+    documents: Counter[str] = Counter()
+    for result in results:
+        documents.update(result["documents"])
+    return documents
+
+
+def counts_by_task(
+    results: list[dict], splits: dict[str, list[str]], index: Index, in_index: dict[str, dict]
+) -> dict[str, dict]:
+    """The splits of each task, the counts of its sentences (`in_index`: as `write_index` returns), and what was found."""
+    sentences = sentences_found(results, index)
+    documents = documents_found(results)
+    tasks = {}
+    for task, names in splits.items():
+        found = {"sentences_found": sentences[task], "documents": documents[task]}
+        tasks[task] = {"splits": names, **in_index[task], **found}
+    return tasks
+
+
+def statistics(results: list[dict], tasks: dict[str, dict], params: Decontaminate, missing: list[str]) -> dict:
+    """What the stage returns, and a warning if much is dropped. `tasks`: the counts of each task."""
+    kept = add_up([r["kept"] for r in results])
+    dropped = add_up([r["dropped"] for r in results])
+    documents = documents_found(results)
+    warn_of_much(kept["characters"], dropped["characters"], documents, params.words)
+    return {
+        "parts": len(results),
+        **kept,
+        "dropped": {"contaminated": dropped},
+        "checked": True,
+        "words": params.words,
+        "documents_found": documents[ANY],
+        "not_at_hand": missing,
+        "tasks": tasks,
+        "table": tasks_table(tasks, documents[ANY]),
+    }
+
+
 def write_samples(samples: Iterable[Sequence], tasks: list[str], out: Path) -> None:
     """Write a few of the documents found for each task, in the order of the tasks."""
     chosen = smallest_of_each(samples, 1, SAMPLES)
@@ -309,33 +349,13 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     work = out / WORK
     work.mkdir(exist_ok=True)
     splits = splits_of(files, own)
-    counts = write_index(evaluation_sentences(files, own), list(splits), params.words, work)
+    in_index = write_index(evaluation_sentences(files, own), list(splits), params.words, work)
     jobs = [(part, work, params.words, out) for part in parts_of(corpus)]
     results = over_parts(clean_part, jobs, work / "cleaned", "decontaminate")
 
-    documents: Counter[str] = Counter()
-    for result in results:
-        documents.update(result["documents"])
-    sentences = sentences_found(results, Index(work, params.words))
-    tasks = {}
-    for task, names in splits.items():
-        found = {"sentences_found": sentences[task], "documents": documents[task]}
-        tasks[task] = {"splits": names, **counts[task], **found}
+    tasks = counts_by_task(results, splits, Index(work, params.words), in_index)
     write_samples(chain.from_iterable(r["samples"] for r in results), list(splits), out / "contaminated.jsonl")
-    kept = add_up([r["kept"] for r in results])
-    dropped = add_up([r["dropped"] for r in results])
-    warn_of_much(kept["characters"], dropped["characters"], documents, params.words)
-    return {
-        "parts": len(jobs),
-        **kept,
-        "dropped": {"contaminated": dropped},
-        "checked": True,
-        "words": params.words,
-        "documents_found": documents[ANY],
-        "not_at_hand": missing,
-        "tasks": tasks,
-        "table": tasks_table(tasks, documents[ANY]),
-    }
+    return statistics(results, tasks, params, missing)
 
 
 def tasks_table(tasks: dict[str, dict], documents: int) -> list[dict]:
