@@ -194,6 +194,37 @@ def read_verdicts(folder: Path) -> pa.Table:
     return pq.read_table(files, columns=columns, read_dictionary=["source", "verdict"]).unify_dictionaries()
 
 
+def kept_in(measured: pa.Table) -> np.ndarray:
+    """(documents,) bool: which documents are kept."""
+    return pc.equal(measured["verdict"], KEPT).to_numpy()
+
+
+def draw_histogram(measured: pa.Table, params: Filter, out: Path) -> None:
+    """Draw the tokens per character of all documents, and their limit, unless it goes by the script."""
+    limit = params.max_tokens_per_char
+    shown = None if isinstance(limit, str) else limit
+    plots.ratio_histogram(measured["tokens_per_char"].to_numpy(), kept_in(measured), shown, out)
+
+
+def statistics(measured: pa.Table, params: Filter, measures: dict) -> dict:
+    """The counts that the stage returns, except for its parts. `measures`: the statistics of `measure`."""
+    kept = counts_of(measured, KEPT)
+    dropped = {reason: counts_of(measured, reason) for reason in rules(params)}
+    seen = add_up([kept, *dropped.values()])
+    tokens = measured["tokens"].to_numpy()
+    return {
+        **kept,
+        "seen": seen,
+        "dropped": dropped,
+        "quantiles": measures["quantiles"],
+        "measured_with": {
+            "vocabulary_entries": measures["vocabulary_entries"],
+            "tokens_kept": int(tokens[kept_in(measured)].sum()),
+        },
+        "table": sources_table(seen, kept, dropped, measures["quantiles"]),
+    }
+
+
 @stage(version=3, resumes=True)
 def filter(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> dict:
     """Drop documents with too many tokens per character; count and sample what was dropped, by source and reason."""
@@ -206,26 +237,7 @@ def filter(params: Filter, corpus: Artifact, measures: Artifact, out: Path) -> d
     write_samples(chain.from_iterable(r["samples"] for r in results), out / "dropped.jsonl")
 
     measured = read_verdicts(out)
-    kept = counts_of(measured, KEPT)
-    dropped = {reason: counts_of(measured, reason) for reason in rules(params)}
-    seen = add_up([kept, *dropped.values()])
-    is_kept = pc.equal(measured["verdict"], KEPT).to_numpy()
-    limit = params.max_tokens_per_char
-    shown = None if isinstance(limit, str) else limit  # limits by script are not drawn
-    plots.ratio_histogram(measured["tokens_per_char"].to_numpy(), is_kept, shown, out / "histogram.png")
-    tokens_kept = int(measured["tokens"].to_numpy()[is_kept].sum())
-    quantiles = measures.stats["quantiles"]
-    table = sources_table(seen, kept, dropped, quantiles)
-    pq.write_table(pa.Table.from_pylist(table), out / "sources.parquet")
-    return {
-        "parts": len(jobs),
-        **kept,
-        "seen": seen,
-        "dropped": dropped,
-        "quantiles": quantiles,
-        "measured_with": {
-            "vocabulary_entries": measures.stats["vocabulary_entries"],
-            "tokens_kept": tokens_kept,
-        },
-        "table": table,
-    }
+    draw_histogram(measured, params, out / "histogram.png")
+    counts = statistics(measured, params, measures.stats)
+    pq.write_table(pa.Table.from_pylist(counts["table"]), out / "sources.parquet")
+    return {"parts": len(jobs), **counts}
