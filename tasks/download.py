@@ -189,9 +189,7 @@ class Counts(Tally):
         self.bytes: Counter[str] = Counter(state.get("bytes"))  # the same
         self.other_sets: Counter[str] = Counter(state.get("other_sets"))
         self.skipped: Counter[str] = Counter(state.get("skipped"))  # files in archives, by kind
-        self.formats: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for form, by_unit in state.get("formats", {}).items():
-            self.formats[form].update(by_unit)
+        self.formats = formats_in(state)
         self.lost = lost.open("a+", encoding="utf-8")
         self.lost.truncate(state.get("lost", 0))
 
@@ -282,6 +280,14 @@ class Counts(Tally):
                 log.warning("download.%s had no effect: no document is from %s.", option, " or ".join(sorted(forms)))
 
 
+def formats_in(state: dict[str, Any]) -> defaultdict[str, Counter[str]]:
+    """The documents by format and column, as an earlier attempt counted them."""
+    formats: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for form, by_unit in state.get("formats", {}).items():
+        formats[form].update(by_unit)
+    return formats
+
+
 def name_in(counts: Counter[str], source: str) -> str:
     """The name under which a source is counted: its own, or OTHER after the first MOST_SOURCES names."""
     return source if source in counts or len(counts) < MOST_SOURCES else OTHER
@@ -363,6 +369,27 @@ def check_reached(params: Download, own: OwnText, reader: sources.SourceReader) 
         check_files(flaws, own.found.given, len(reached), params.max_lost)
 
 
+def check_unchanged(params: Download, out: Path) -> None:
+    """Raise Damage if the files have other digests than those in the key."""
+    if draft_of(download.target(params)) != out:
+        raise Damage(
+            "A file in download.files or download.dataset changed while it was read. Run again, and don't change it meanwhile."
+        )
+
+
+def statistics(counts: Counts, readers: dict[str, sources.SourceReader], parts: int, skipped: Counter[str]) -> dict:
+    """What the stage returns. `skipped`: the files by kind that were not read as text."""
+    shards = sum(reader.shard + bool(reader.records) for reader in readers.values())
+    stats = {"shards": shards, "parts": parts, **counts.stats()}
+    if skipped:
+        stats["skipped"] = dict(skipped.most_common())
+    if counts.other_sets:
+        stats["other_sets"] = dict(counts.other_sets.most_common())
+    if len(readers) > 1:
+        stats["mixture"] = {name: counts.of_source(name, reader.ended) for name, reader in readers.items()}
+    return stats
+
+
 @stage(version=4, resumes=True, retries=3)
 def download(params: Download, out: Path) -> dict:
     """Read the source and write it as parts; count what was read and what was lost, and where."""
@@ -380,21 +407,10 @@ def download(params: Download, out: Path) -> dict:
             read_sources(readers, counts, parts)
         if own.flaws and params.is_limited:
             check_reached(params, own, readers["files"])
-        if draft_of(download.target(params)) != out:  # the files have other digests than those in the key
-            raise Damage(
-                "A file in download.files or download.dataset changed while it was read. Run again, and don't change it meanwhile."
-            )
+        check_unchanged(params, out)
     except Damage:  # a rerun must not resume from what was written
         saved.unlink(missing_ok=True)
         raise
-    shards = sum(reader.shard + bool(reader.records) for reader in readers.values())
-    stats = {"shards": shards, "parts": parts.parts, **counts.stats()}
+    stats = statistics(counts, readers, parts.parts, counts.skipped + own.found.skipped)
     counts.log_findings()
-    skipped = counts.skipped + own.found.skipped
-    if skipped:
-        stats["skipped"] = dict(skipped.most_common())
-    if counts.other_sets:
-        stats["other_sets"] = dict(counts.other_sets.most_common())
-    if len(readers) > 1:
-        stats["mixture"] = {name: counts.of_source(name, reader.ended) for name, reader in readers.items()}
     return stats
