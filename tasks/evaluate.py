@@ -13,6 +13,7 @@ a fraction, or a larger one.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,9 @@ from tasks.stage import Params, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, Artifact
 from tasks.text.tokenizer import MASK, load_tokenizer
 from tasks.tokenize import MEASURED_CHARACTERS, choose_measured, digest_of, may_be_measured
+
+if TYPE_CHECKING:
+    from model.heldout import Heldout
 
 COLUMNS = ("id", "source", "text")
 
@@ -88,21 +92,28 @@ def choose_documents(text: Artifact, others: list[Artifact], characters: int) ->
     return pa.concat_tables(picked).take(ranks)
 
 
-@stage(version=4)
-def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Artifact], out: Path) -> dict:
-    """Predict every word of the documents once; nats per word, character and byte, of all and by source."""
+def predict(texts: list[str], model: Artifact, name: str) -> tuple["Heldout", np.ndarray]:
+    """The texts as held-out documents of a model, and (documents,) the nats of each. `name`: of the text."""
     from model import export, heldout, machine
     from tasks.text.tokenizer import heldout_of
 
-    documents = choose_documents(text, others, params.characters)
-    texts = documents["text"].to_pylist()
     here = machine.detect()
     bert = export.load(model.path, masked=True)
     held = heldout_of(texts, load_tokenizer(model.path), bert.length)
     if not held.read_bytes.sum():
-        raise InputError(f"{text.name} has no word that {model.name} can read. Pass text in the model's script.")
+        raise InputError(f"{name} has no word that {model.name} can read. Pass text in the model's script.")
     nats_D, _ = heldout.document_losses(bert.to(here.device), held, MASK, here)
+    return held, nats_D
 
+
+@stage(version=4)
+def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Artifact], out: Path) -> dict:
+    """Predict every word of the documents once; nats per word, character and byte, of all and by source."""
+    from model import heldout
+
+    documents = choose_documents(text, others, params.characters)
+    texts = documents["text"].to_pylist()
+    held, nats_D = predict(texts, model, text.name)
     sizes = dict(zip(heldout.SIZES, held.documents.T, strict=True))
     columns = {name: documents[name] for name in COLUMNS[:2]} | sizes | {"nats": nats_D}
     pq.write_table(pa.table(columns), out / "documents.parquet", compression="zstd")
