@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -333,6 +333,32 @@ def do_jobs(work: Callable[..., Any], jobs: dict[int, Job], place: Place) -> Ite
             place.check()
 
 
+def finish_here(calls: dict[int, Job], bar: Progress) -> dict[int, Any]:
+    """The results of finish(*call) by number, one call after the other in this process."""
+    results = {}
+    for number, call in calls.items():
+        results[number] = finish(*call)
+        bar.update()
+    return results
+
+
+def finish_at(place: Place, calls: dict[int, Job], bar: Progress) -> dict[int, Any]:
+    """The results of finish(*call) by number, whose seconds and memory are added to this process's usage."""
+    results = {}
+    for number, (result, seconds, peak_mib) in do_jobs(finish, calls, place):
+        results[number] = result
+        usage.add(seconds, peak_mib)
+        bar.update()
+    return results
+
+
+def elsewhere(work: Callable[..., object], count: int, done: Path, label: str) -> AbstractContextManager[Place]:
+    """Where else this work is done: on the cluster that CRAM_DASK names, or in so many processes of this machine."""
+    refuse_main(work, label)
+    address = os.environ.get("CRAM_DASK")
+    return cluster(address, label, done) if address else local(count, label)
+
+
 def over_parts(work: Callable[..., Result], jobs: Sequence[Job], done: Path, label: str) -> list[Result]:
     """The results of work(*job), in the order of the jobs.
 
@@ -342,31 +368,27 @@ def over_parts(work: Callable[..., Result], jobs: Sequence[Job], done: Path, lab
     """
     done.mkdir(parents=True, exist_ok=True)
     files = [done / f"{number:05d}.json" for number in range(len(jobs))]
-    results = [read_result(file) for file in files]
-    left = [number for number, result in enumerate(results) if result is None]
-    address = os.environ.get("CRAM_DASK")
-    count = min(workers(), len(left))
+    results = {number: read_result(file) for number, file in enumerate(files)}
+    calls: dict[int, Job] = {}
+    for number, job in enumerate(jobs):
+        if results[number] is None:
+            calls[number] = (work, job, files[number])
+    count = min(workers(), len(calls))
+    is_here = not calls or (count == 1 and not os.environ.get("CRAM_DASK"))
     try:
         with Progress(label, total=len(jobs), unit="part") as bar:
-            bar.update(len(jobs) - len(left))
-            if not left or (count == 1 and not address):
-                for number in left:
-                    results[number] = finish(work, jobs[number], files[number])
-                    bar.update()
-                return results
-            refuse_main(work, label)
-            calls: dict[int, Job] = {number: (work, jobs[number], files[number]) for number in left}
-            with cluster(address, label, done) if address else local(count, label) as place:
-                for number, (result, seconds, peak_mib) in do_jobs(finish, calls, place):
-                    results[number] = result
-                    usage.add(seconds, peak_mib)
-                    bar.update()
+            bar.update(len(jobs) - len(calls))
+            if is_here:
+                results |= finish_here(calls, bar)
+            else:
+                with elsewhere(work, count, done, label) as place:
+                    results |= finish_at(place, calls, bar)
     except MemoryError as error:
         raise InputError(
             f"'{label}' ran out of memory. Run again with fewer workers at once (CRAM_WORKERS=1) or smaller parts "
             "(download.part_megabytes); the finished parts are kept."
         ) from error
-    return results
+    return list(results.values())
 
 
 def refuse_main(work: Callable[..., object], label: str) -> None:
