@@ -8,10 +8,10 @@ Writes  part-00000.parquet …  the same parts without the duplicates, in the sa
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -120,19 +120,40 @@ def find_copies(batches: list[list[Path]], work: Path) -> None:
     over_parts(match_digests, matches, work / "matched", "find duplicates")
 
 
+class Duplicates(NamedTuple):
+    """Documents of a batch that are dropped, in ascending order, each with the first of its cluster: positions."""
+
+    documents: np.ndarray
+    firsts: np.ndarray
+
+    def between(self, start: int, stop: int) -> "Duplicates":
+        """Those from one position to another."""
+        low, high = np.searchsorted(self.documents, (start, stop))
+        return Duplicates(self.documents[low:high], self.firsts[low:high])
+
+    def samples(self, texts: pa.ChunkedArray) -> Iterator[tuple[int, int, int]]:
+        """For samples: the digest of each one's text, the position of its first, and its own."""
+        digests = map(xxhash.xxh3_64_intdigest, views(texts))
+        return zip(digests, self.firsts.tolist(), self.documents.tolist(), strict=True)
+
+
+def load_duplicates(number: int, drops: Path) -> Duplicates:
+    """The documents of a batch that are in any of the files of `drops`."""
+    pairs = load_range(files_in(drops, "*"), position(number, 0), position(number + 1, 0))
+    return Duplicates(*pairs[:, np.argsort(pairs[0])])
+
+
 def keep_rest(number: int, batch: list[Path], drops: Path, out: Path) -> dict:
     """Write the documents of some parts that are in none of the files of `drops`; return counts, and samples of the others."""
-    pairs = load_range(files_in(drops, "*"), position(number, 0), position(number + 1, 0))
-    dropped, firsts = pairs[:, np.argsort(pairs[0])]
-    rows = offset_of(dropped)
+    duplicates = load_duplicates(number, drops)
     kept = Tally()
     gone = Tally()
     samples: list[tuple] = []
     start = 0
     for file, table in rewritten(batch, out):
-        low, high = np.searchsorted(rows, (start, start + len(table)))
+        here = duplicates.between(position(number, start), position(number, start + len(table)))
         stays = np.ones(len(table), dtype=bool)
-        stays[rows[low:high] - start] = False
+        stays[offset_of(here.documents) - start] = False
         start += len(table)
 
         rest = table.filter(pa.array(stays))
@@ -141,9 +162,7 @@ def keep_rest(number: int, batch: list[Path], drops: Path, out: Path) -> dict:
         count(kept, rest)
         others = table.filter(pa.array(~stays))
         count(gone, others)
-        digests = map(xxhash.xxh3_64_intdigest, views(others["text"]))
-        samples += zip(digests, firsts[low:high].tolist(), dropped[low:high].tolist(), strict=True)
-        samples = smallest(samples)
+        samples = smallest([*samples, *here.samples(others["text"])])
     return {"kept": kept.counts(), "dropped": gone.counts(), "samples": samples}
 
 
@@ -211,21 +230,28 @@ def drop_duplicates(method: str, params: Deduplicate, parts: list[Path], out: Pa
     }
 
 
+def cut_in_sample(sample: tuple, batches: list[list[Path]], n: int, work: Path) -> dict:
+    """A row of the samples of what was cut. `sample`: as `substrings.samples` has them; `n`: bytes of a window."""
+    _, copy, before, other, byte, size, text = sample
+    first = substrings.first_copy(copy, n, work) + before
+    number, row, first_byte = substrings.place_of(first, n, work)
+    there = document_at(batches[number], row)
+    here = document_of(batches, other)
+    return {
+        "kept": {"id": there.id, "source": there.source, "byte": first_byte},
+        "cut": {"id": here.id, "source": here.source, "byte": byte},
+        "bytes": size,
+        "text": text,
+    }
+
+
 def cut_passages(method: str, params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict:
     """Cut repeated passages; return counts and samples: what was cut, and where it stood first."""
     batches = in_batches(parts)
     results = substrings.cut(params.substring, batches, out, work)
     rows = []
-    for _, copy, before, other, byte, size, text in smallest(list(chain.from_iterable(r["samples"] for r in results))):
-        first = substrings.first_copy(copy, params.substring.bytes, work) + before
-        number, row, first_byte = substrings.place_of(first, params.substring.bytes, work)
-        there = document_at(batches[number], row)
-        here = document_of(batches, other)
-        places = {
-            "kept": {"id": there.id, "source": there.source, "byte": first_byte},
-            "cut": {"id": here.id, "source": here.source, "byte": byte},
-        }
-        rows.append({"method": method, **places, "bytes": size, "text": text})
+    for sample in smallest(list(chain.from_iterable(r["samples"] for r in results))):
+        rows.append({"method": method, **cut_in_sample(sample, batches, params.substring.bytes, work)})
     passages = Counter(chain.from_iterable(r["sizes"] for r in results))
     return {
         "kept": add_up([r["kept"] for r in results]),
@@ -253,27 +279,33 @@ def write_samples(results: Iterable[dict], out: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def apply_all(params: Deduplicate, parts: list[Path], out: Path, work: Path) -> dict[str, dict]:
+    """The results of the methods, each applied to the parts that the one before it wrote; the last writes to `out`."""
+    results: dict[str, dict] = {}
+    before: Path | None = None  # the folder that the previous method wrote to
+    for method in params.methods:
+        written = out if method == params.methods[-1] else work / f"{method}-parts"
+        results[method] = apply(method, params, parts, written, work)
+        if before:
+            shutil.rmtree(before, ignore_errors=True)
+        before = written
+        parts = [written / part.name for part in parts]
+    return results
+
+
 @stage(version=2, resumes=True)
 def deduplicate(params: Deduplicate, corpus: Artifact, out: Path) -> dict:
     """Apply the methods one after the other; count what each dropped or cut, by source."""
     work = out / WORK
     work.mkdir(exist_ok=True)
     parts = parts_of(corpus)
-    if not params.methods:
+    results = apply_all(params, parts, out, work)
+    if results:
+        kept = results[params.methods[-1]]["kept"]
+    else:
         for part in parts:
             link(part, out / part.name)
-    kept = {name: corpus.stats[name] for name in Tally().counts()}
-    results: dict[str, dict] = {}
-    before: Path | None = None  # the folder that the previous method wrote to
-    for method in params.methods:
-        written = out if method == params.methods[-1] else work / f"{method}-parts"
-        result = apply(method, params, parts, written, work)
-        if before:
-            shutil.rmtree(before, ignore_errors=True)
-        results[method] = result
-        kept = result["kept"]
-        before = written
-        parts = [written / part.name for part in parts]
+        kept = {name: corpus.stats[name] for name in Tally().counts()}
 
     write_samples(results.values(), out / "duplicates.jsonl")
     return {
