@@ -214,6 +214,13 @@ def pair_up(low: int, high: int, work: Path, out: Path) -> dict:
     return {}
 
 
+def pair_all(documents: int, params: MinHash, work: Path) -> None:
+    """Write which documents of all batches to compare. `documents`: how many there are in buckets."""
+    bounds = sorted_files.ranges(params.bands * documents)
+    ranges = [(low, high, work, work / f"pairs/range-{i:05d}") for i, (low, high) in enumerate(bounds)]
+    over_parts(pair_up, ranges, work / "compared", "find pairs")
+
+
 def candidates(number: int, folder: Path) -> np.ndarray:
     """(n, 2) documents, later and earlier: all different pairs whose later document is in this batch."""
     pairs = np.zeros((0, 2), dtype=np.int64)
@@ -282,6 +289,14 @@ def compare(number: int, files: list[Path], least: float, pairs: Path, out: Path
     return {"compared": len(compared), "similar": len(joined)}
 
 
+def compare_all(batches: int, least: float, work: Path) -> dict[str, int]:
+    """Compare the pairs of all batches; return how many were compared, and how many are similar."""
+    files = [sets_file(work, i) for i in range(batches)]
+    pairs = [(i, files, least, work / "pairs", work / f"links/{i:05d}") for i in range(batches)]
+    counts = over_parts(compare, pairs, work / "verified", "compare pairs")
+    return {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
+
+
 def connect(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """All but the first of each connected component of (n, 2) joined documents, ascending, and that first."""
     from scipy.sparse import coo_matrix  # slow to load, and used only here
@@ -307,17 +322,12 @@ def find_near_duplicates(params: MinHash, batches: list[list[Path]], work: Path)
     """
     jobs = [(i, batch, params, work) for i, batch in enumerate(batches)]
     signed = over_parts(sign, jobs, work / "sorted", "minhash")
-    bounds = sorted_files.ranges(params.bands * sum(r["documents"] for r in signed))
-    ranges = [(low, high, work, work / f"pairs/range-{i:05d}") for i, (low, high) in enumerate(bounds)]
-    over_parts(pair_up, ranges, work / "compared", "find pairs")
-
-    files = [sets_file(work, i) for i in range(len(batches))]
-    pairs = [(i, files, params.jaccard, work / "pairs", work / f"links/{i:05d}") for i in range(len(batches))]
-    counts = over_parts(compare, pairs, work / "verified", "compare pairs")
+    pair_all(sum(r["documents"] for r in signed), params, work)
+    counts = compare_all(len(batches), params.jaccard, work)
     links = load_range(files_in(work / "links", "*"), 0, position(len(batches), 0))
     others, firsts = connect(links.T)
     save_sorted(work / "drops/all", others, firsts)
-    return {name: sum(r[name] for r in counts) for name in ("compared", "similar")}
+    return counts
 
 
 def similarity(first: str, second: str, n: int) -> float:

@@ -336,15 +336,32 @@ def count_lost(tally: Tally, before: pa.Table, after: pa.Table, rows: pa.Array) 
     count(tally, before.take(rows), lost.take(rows))
 
 
+class CutTally:
+    """Counts the documents of a batch that are kept and those that are dropped, and what is cut from the kept ones."""
+
+    def __init__(self) -> None:
+        self.kept = Tally()
+        self.dropped = Tally()
+        self.cut = Tally()
+
+    def add(self, before: pa.Table, after: pa.Table, rows: np.ndarray, stays: np.ndarray) -> None:
+        """Count the documents of a table. `rows`: those with cuts; `stays`: (documents,) which are kept."""
+        count(self.kept, after.filter(pa.array(stays)))
+        count(self.dropped, before.filter(pa.array(~stays)))
+        count_lost(self.cut, before, after, pa.array(rows[stays[rows]]))
+
+    def counts(self) -> dict:
+        """All counts, as JSON."""
+        return {"kept": self.kept.counts(), "dropped": self.dropped.counts(), "cut": self.cut.counts()}
+
+
 def cut_batch(number: int, batch: list[Path], n: int, files: list[Path], work: Path, out: Path) -> dict:
     """Write the documents of some parts without repeated windows; those with only white space left are dropped."""
     text = Text(number, files[number], n)
     found = find_cuts(text, files, work)
     cuts = at_whole_characters(found, text.file)
     of_documents = Cuts(cuts, text.ends)
-    kept = Tally()
-    gone = Tally()
-    cut = Tally()
+    tally = CutTally()
     for file, table in rewritten(batch, out):
         rows, left = of_documents.texts_left(table["text"])
         after = replace_texts(table, rows, left)
@@ -355,13 +372,9 @@ def cut_batch(number: int, batch: list[Path], n: int, files: list[Path], work: P
         written = after.filter(pa.array(stays))
         if len(written):
             file.write_table(written)
-        count(kept, written)
-        count(gone, table.filter(pa.array(~stays)))
-        count_lost(cut, table, after, pa.array(rows[~is_blank]))
+        tally.add(table, after, rows, stays)
     return {
-        "kept": kept.counts(),
-        "dropped": gone.counts(),
-        "cut": cut.counts(),
+        **tally.counts(),
         "sizes": (cuts[:, 1] - cuts[:, 0]).tolist(),
         "samples": samples(text, found, cuts),
     }

@@ -194,6 +194,16 @@ def anchors(text: Text) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield np.concatenate(hashes)[index], chunk.start + different
 
 
+def hashes_within(data: np.ndarray, chosen: np.ndarray, n: int, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+    """The hashes, in a range, of the windows of n bytes in `data` that are chosen, and where they begin."""
+    at = np.flatnonzero(chosen)
+    if not len(at):
+        return np.zeros(0, dtype=np.uint64), at
+    hashes = gram_hashes(data, n)[at]
+    inside = (hashes >= np.uint64(low)) & (hashes <= np.uint64(high - 1))
+    return hashes[inside], at[inside]
+
+
 def window_hashes(text: Text, held: np.ndarray, low: int, high: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The hashes, in a range, of the windows of each chunk of a text that are `held`, and where they begin.
 
@@ -204,15 +214,11 @@ def window_hashes(text: Text, held: np.ndarray, low: int, high: int) -> Iterator
         starts, stops = held[:, first:last] - chunk.start
         chosen = mask(starts, stops, chunk.size)
         data = text.read(chunk)
-        keys = [np.zeros(0, dtype=np.uint64)]
-        places = [np.zeros(0, dtype=np.int64)]
+        keys = []
+        places = []
         for begin in range(0, chunk.size, BLOCK):
             end = begin + BLOCK
-            at = np.flatnonzero(chosen[begin:end])
-            if not len(at):
-                continue
-            hashes = gram_hashes(data[begin : end + text.n - 1], text.n)[at]
-            inside = (hashes >= np.uint64(low)) & (hashes <= np.uint64(high - 1))
-            keys.append(hashes[inside])
-            places.append(at[inside] + (begin + chunk.start))
+            hashes, at = hashes_within(data[begin : end + text.n - 1], chosen[begin:end], text.n, low, high)
+            keys.append(hashes)
+            places.append(at + (begin + chunk.start))
         yield np.concatenate(keys), np.concatenate(places)
