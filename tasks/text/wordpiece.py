@@ -1,5 +1,7 @@
 """WordPiece for many words at once: the longest entries from left to right, by a trie of the bytes of all entries."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from tasks.text.words import Numbers, mix
@@ -9,6 +11,21 @@ CONTINUES = "##"  # before an entry that continues a word
 EDGE_BITS = 19  # slots for the edges of the trie: 32,768 entries have some 10^5
 NONE = -1  # in place of an id
 AT_ONCE = 1 << 16  # words
+
+
+class Walk(NamedTuple):
+    """Words that are being divided, each at a place and in a state of the trie."""
+
+    words: np.ndarray  # their numbers
+    at: np.ndarray  # the next byte of each
+    stops: np.ndarray
+    states: np.ndarray
+    longest: np.ndarray  # the entry that reaches farthest from where the last one ended, or NONE
+    ends: np.ndarray  # where that entry ends
+
+    def take(self, chosen: np.ndarray) -> "Walk":
+        """Some of them."""
+        return Walk(*(each[chosen] for each in self))
 
 
 class WordPieces:
@@ -51,29 +68,34 @@ class WordPieces:
         raw = np.frombuffer(data, dtype=np.uint8)
         undivided = too_long(data, starts, stops)
         found = Pieces(undivided)
-        words = np.flatnonzero(~undivided)  # that are being divided, each at a place and in a state of the trie
-        at = starts[words]
-        stops = stops[words]
-        states = np.zeros(len(words), dtype=np.int64)
-        longest = np.full(len(words), NONE)  # the entry that reaches farthest from where the last one ended
-        ends = at  # where that entry ends
-        while len(words):
-            states = self.edges.find(edges_of(states, raw[at])) + 1
-            at = at + 1
-            entries = self.ids[states]
-            is_entry = entries != NONE
-            longest = np.where(is_entry, entries, longest)
-            ends = np.where(is_entry, at, ends)
-            # no longer entry begins here: take the longest, and look for the next one from its end on
-            over = (states == 0) | (at == stops)
-            found.add(words[over], longest[over])
-            undivided[words[over & (longest == NONE)]] = True
-            at = np.where(over, ends, at)
-            states = np.where(over, self.inside, states)
-            longest = np.where(over, NONE, longest)
-            left = ~over | (ends < stops) & ~undivided[words]
-            words, at, stops, states, longest, ends = (each[left] for each in (words, at, stops, states, longest, ends))
+        words = np.flatnonzero(~undivided)
+        begins = starts[words]
+        walk = Walk(words, begins, stops[words], np.zeros_like(words), np.full(len(words), NONE), begins)
+        while len(walk.words):
+            walk = self._step(walk, raw)
+            over = (walk.states == 0) | (walk.at == walk.stops)  # no longer entry begins here
+            found.add(walk.words[over], walk.longest[over])
+            undivided[walk.words[over & (walk.longest == NONE)]] = True
+            left = ~over | (walk.ends < walk.stops) & ~undivided[walk.words]
+            walk = self._begin_next(walk, over).take(left)
         return found
+
+    def _step(self, walk: Walk, raw: np.ndarray) -> Walk:
+        """All words a byte further."""
+        states = self.edges.find(edges_of(walk.states, raw[walk.at])) + 1
+        at = walk.at + 1
+        entries = self.ids[states]
+        is_entry = entries != NONE
+        longest = np.where(is_entry, entries, walk.longest)
+        ends = np.where(is_entry, at, walk.ends)
+        return Walk(walk.words, at, walk.stops, states, longest, ends)
+
+    def _begin_next(self, walk: Walk, over: np.ndarray) -> Walk:
+        """Look for the next entry of some words, from where the longest one ends."""
+        at = np.where(over, walk.ends, walk.at)
+        states = np.where(over, self.inside, walk.states)
+        longest = np.where(over, NONE, walk.longest)
+        return walk._replace(at=at, states=states, longest=longest)
 
 
 class Pieces:
