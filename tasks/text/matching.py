@@ -41,6 +41,15 @@ class MatchingWords(NamedTuple):
     halves: np.ndarray  # (words,) bool: whether it is a character of a script without spaces
     ends: np.ndarray  # (texts,) int64
 
+    def ends_of_words(self) -> np.ndarray:
+        """(words,) where the text of each word ends."""
+        return np.repeat(self.ends, np.diff(self.ends, prepend=0))
+
+    def first_words(self) -> np.ndarray:
+        """The first word of each text that has any."""
+        counts = np.diff(self.ends, prepend=0)
+        return (self.ends - counts)[counts > 0]
+
 
 def every_character() -> str:
     """All code points in order."""
@@ -193,11 +202,10 @@ def hash_ngrams(
 
     by_halves: two halves count as one word. short: a text of fewer words is one run; otherwise it has none.
     """
-    counts = np.diff(found.ends, prepend=0)
-    last = np.repeat(found.ends, counts)  # where the text of each word ends
-    begins = np.zeros(len(found.hashes), dtype=bool)  # whether a run begins at a word
+    last = found.ends_of_words()
+    begins = np.zeros(len(last), dtype=bool)  # whether a run begins at a word
     if short:
-        begins[(found.ends - counts)[counts > 0]] = True
+        begins[found.first_words()] = True
     halves = found.halves & by_halves
     reach = BLOCK + HALVES * n
     polynomial = Polynomial(reach)

@@ -177,6 +177,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def type_of_ids(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
+    """The smallest type that holds all ids."""
+    return np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+
+
 def pieces(text: str) -> Iterator[str]:
     """A long text in pieces of some million characters, cut where a word begins or white space."""
     start = 0
@@ -205,7 +210,7 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.how = normaliser_of(tokenizer)
         self.pieces = WordPieces(tokenizer.get_vocab())
-        self.type = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+        self.type = type_of_ids(tokenizer)
         self.unknown: Counter[str] = Counter()  # words that were encoded as [UNK]; the beginning of long ones
         self.forget()
 
@@ -390,7 +395,7 @@ def heldout_of(
     """
     from model.heldout import SIZES, Heldout  # loads torch, which encoding doesn't need
 
-    kind = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    kind = type_of_ids(tokenizer)
     before_each = [] if begin is None else [begin]
     ids = [np.zeros(0, kind)]
     owners = [np.zeros(0, np.int32)]
