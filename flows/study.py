@@ -160,26 +160,43 @@ def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable[[
     way are measured on the documents that all of them hold out, and not at all if these are few. If budgets are unequal
     and some were so short that they measured less than the others, all are measured on as much as the longest was.
     """
-    first, *others = models = artifacts_of(members, "model")
-    held = {model.name: model.stats["heldout"] for model in models}
-    if len({one["digest"] for one in held.values()}) == 1:
+    models = artifacts_of(members, "model")
+    if len({model.stats["heldout"]["digest"] for model in models}) == 1:
         return members
-    is_cut = any("of_digest" in one for one in held.values())
-    most = max(one["characters"] for one in held.values())
-    how = Evaluate(characters=most) if is_cut else Evaluate()
-    unusual = find_unusual(first, others, members, runs)
-    sharing = [model for model in unusual if share_in_common(first, model) >= FEWEST_IN_COMMON]
-    apart = {model.name for model in unusual if model not in sharing}
-    texts = {name: heldout_digest(one) for name, one in held.items()}
+    unusual = find_unusual(models[0], models[1:], members, runs)
+    common = choose_text(models, unusual)
+    apart = {model.name for model in unusual if model not in common.others}
     measured = []
     for member in members:
         changes = {}
         if member.model in apart:
-            changes = refuse_comparison(member, first)
-        elif member.model and (sharing or is_cut or texts[member.model] != texts[first.name]):
-            changes = evaluate_on(member, first, sharing, make, how)
+            changes = refuse_comparison(member, common.text)
+        elif member.model in common.models:
+            changes = evaluate_on(member, common, make)
         measured.append(member.model_copy(update=changes))
     return measured
+
+
+class CommonText(NamedTuple):
+    """What models are evaluated on so that their losses can be compared."""
+
+    text: Artifact  # whose held-out documents are measured
+    others: list[Artifact]  # that must hold out a document too
+    how: Evaluate
+    models: set[str]  # names of those that are evaluated: not those that have already measured all of this
+
+
+def choose_text(models: list[Artifact], unusual: list[Artifact]) -> CommonText:
+    """The text of the first model, or what of it those `unusual` ones hold out too that hold out enough of it."""
+    first = models[0]
+    sharing = [model for model in unusual if share_in_common(first, model) >= FEWEST_IN_COMMON]
+    held = {model.name: model.stats["heldout"] for model in models}
+    is_cut = any("of_digest" in one for one in held.values())
+    most = max(one["characters"] for one in held.values())
+    how = Evaluate(characters=most) if is_cut else Evaluate()
+    texts = {name: heldout_digest(one) for name, one in held.items()}
+    evaluated = {name for name, digest in texts.items() if sharing or is_cut or digest != texts[first.name]}
+    return CommonText(first, sharing, how, evaluated)
 
 
 def refuse_comparison(member: Member, first: Artifact) -> dict:
@@ -209,11 +226,10 @@ def holding_out(recipe: Recipe) -> tuple:
     return recipe.tokenize.heldout_fraction, cut
 
 
-def evaluate_on(
-    member: Member, text: Artifact, others: list[Artifact], make: Callable[[Step], Artifact], how: Evaluate
-) -> dict:
-    """Evaluate a member's model on a text; the fields of Member with the result or the problem."""
-    step = Step(evaluate, how, (artifact_named(member.model), text, others), (member.run, f"seed {member.seed}"))
+def evaluate_on(member: Member, common: CommonText, make: Callable[[Step], Artifact]) -> dict:
+    """Evaluate a member's model on the common text; the fields of Member with the result or the problem."""
+    given = (artifact_named(member.model), common.text, common.others)
+    step = Step(evaluate, common.how, given, (member.run, f"seed {member.seed}"))
     try:
         return {"evaluation": make(step).name}
     except Exception as error:
