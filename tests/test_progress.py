@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from tasks.workers import progress
+from tasks.workers import finetunes, progress
 from tasks.workers.progress import Messenger, Progress
 
 LONG = 60  # seconds: what is waited for comes at once, or the test fails
@@ -130,3 +130,10 @@ def test_a_bar_and_log_lines_leave_each_other_whole():
     assert [re.fullmatch(r"\d\d:\d\d:\d\d.*line \d is whole", line) is not None for line in lines] == [True] * 4
     assert re.search(r"pretrain: +42%", text)
     assert not re.search(r"0\.\d{4}", text), "no fraction with all of its digits"
+
+
+def test_the_minutes_left_are_those_of_the_rest_at_the_pace_so_far(monkeypatch: pytest.MonkeyPatch):
+    with finetunes.several(1, 100, 4) as pool:
+        clock = SimpleNamespace(monotonic=lambda: pool.start + 120)
+        monkeypatch.setattr(finetunes, "time", clock)
+        assert [pool.minutes_left(so_far) for so_far in (0, 25, 80, 100, 125)] == pytest.approx([0, 6, 0.5, 0, 0])

@@ -25,7 +25,7 @@ from files_table import gz, parquet_of
 
 from model.errors import InputError
 from tasks import download as download_stage
-from tasks.corpus import containers, documents, local, pydocs, rows
+from tasks.corpus import containers, documents, hub, local, pydocs, rows, sources
 from tasks.corpus.documents import Found, Options
 from tasks.corpus.kinds import Damage, family
 from tasks.corpus.losses import Loss
@@ -628,3 +628,11 @@ def test_other_files_of_a_directory_are_warned_of_once(data: Path, caplog: pytes
     assert all(
         part in warning for part in ("4 files", "1 hidden, 1 .py, 1 .bak, 1 no regular file", f"({data}/.d.jsonl")
     )
+
+
+def test_shards_are_reached_once_a_record_of_them_is_read():
+    shards = [hub.File(name) for name in "abc"]
+    reached = {}
+    for at in ((0, 0), (0, 1), (1, 0), (1, 2), (3, 0)):
+        reached[at] = "".join(sources.Reader("files", shards, at, Options(), {}).reached)
+    assert reached == {(0, 0): "", (0, 1): "a", (1, 0): "a", (1, 2): "ab", (3, 0): "abc"}

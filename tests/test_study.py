@@ -494,6 +494,19 @@ def test_the_error_of_a_difference_of_scores_is_of_the_seeds_that_have_a_score(e
     assert "score: average" not in one, "no run has one"
 
 
+def test_scores_of_the_same_models_differ_with_an_error_but_their_loss_has_none(empty: Path):
+    models = [model(empty, seed, 1.0 + seed) for seed in range(2)]
+    members = []
+    for number, (run, score) in enumerate({"one": 50.0, "two": 60.0}.items()):
+        for seed in range(2):
+            page = report(empty, 2 * number + seed, score + seed)
+            members.append(Member(run=run, seed=seed, model=models[seed], report=page))
+    [_, two] = json_of(compared(members))["summary"]
+    assert (two["nats_per_byte difference"], two["nats_per_byte error"]) == (0, None)
+    assert two["score: RTE difference"] == 10
+    assert two["score: RTE error"] == pytest.approx(math.sqrt(0.5))  # the variance of each mean is a quarter
+
+
 def test_costs_stand_in_units_that_fit_the_largest_run(empty: Path):
     spent = {"exaflops": 7e-6, "seconds_on_the_clock": 90.0}
     members = [Member(run="short", model=model(empty, 1, 1.0, exaflops=7e-9, seconds_on_the_clock=3.0))]

@@ -179,3 +179,21 @@ def test_samples_say_what_was_cut_and_where_it_stood_first(store: Path, tmp_path
         assert row["kept"]["id"] == first
         assert first != other["id"] or row["kept"]["byte"] < other["byte"]
         assert whole[first][row["kept"]["byte"] :].startswith(data[:70])
+
+
+def test_a_range_has_its_lowest_key_and_all_copies_of_its_highest_but_not_the_next(tmp_path: Path):
+    keys = np.array([1, 3, 3, 4, 7, 7, 7, 8, 9])
+    sorted_files.save_sorted(tmp_path / "keys", keys, keys * 10)
+    for low in range(10):
+        for high in range(low + 1, 11):
+            found, values = sorted_files.load_range([tmp_path / "keys"], low, high)
+            assert found.tolist() == [key for key in keys if low <= key < high]
+            assert values.tolist() == (10 * found).tolist()
+
+
+def test_passages_that_overlap_or_touch_are_one_with_the_copy_of_the_first():
+    starts = np.array([20, 0, 5, 9, 31])
+    stops = np.array([30, 5, 8, 12, 40])
+    copies = np.array([103, 100, 101, 102, 104])
+    joined = substrings.join_overlapping(starts, stops, copies)
+    assert joined.tolist() == [[0, 8, 100], [9, 12, 102], [20, 30, 103], [31, 40, 104]]
