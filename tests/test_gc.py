@@ -427,7 +427,7 @@ def test_a_manifest_from_elsewhere_names_no_file_outside_its_artifact(store: Pat
 def test_only_one_complete_artifact_can_be_pinned(store: Path, name: str):
     chain(1)
     refused("pin", name)
-    assert refused("pin", "zz", "--remove").endswith("Pinned are: none.")
+    assert refused("pin", "zz", "--remove").endswith("Pinned artifacts: none.")
     assert "Nothing is pinned" in cram("pin")
 
 
@@ -463,7 +463,7 @@ def test_a_model_that_came_without_its_weights_is_trained_again_only_if_asked_fo
     (model.path / "model.safetensors").unlink()
     CALLS.clear()
     assert run(plan_of(0)) == old[5], "nothing needs the weights"
-    with pytest.raises(InputError, match=rf"`cram pull {model.name}` brings .*--refresh pretrain trains it again"):
+    with pytest.raises(InputError, match=rf"`cram pull {model.name}` fetches .*--refresh pretrain trains it again"):
         run(plan_of(1, shared=4))
     with pytest.raises(InputError, match=f"{model.name} is hollow"):
         Plan("report", {"pretrain": model.key}, []).check(thoroughly=False)

@@ -151,7 +151,7 @@ def test_fresh_processes_write_the_same_bytes_for_any_hash_seed_and_order(made, 
 
 def test_too_little_text_is_refused(store: Path, tmp_path: Path):
     corpus = corpus_of(tmp_path, ["a few words"])
-    with pytest.raises(InputError, match=r"gives .* 5,000 were asked for. It reads 9 .* vocabulary.entries, to 256"):
+    with pytest.raises(InputError, match=r"yields .* 5,000 were asked for. It reads 9 .* vocabulary.entries, to 256"):
         vocabulary.fn(Vocabulary(entries=5000), corpus)
     with pytest.raises(InputError, match="filter"):
         vocabulary.fn(Vocabulary(entries=256), filtered(corpus, min_characters=1000))
