@@ -189,7 +189,7 @@ COLA = {"finetune": {"data": "tests", "tasks": ["cola"], "max_tokens": 32}}
 @pytest.mark.parametrize(
     ("parameters", "setting", "words"),
     [
-        ({"use": {"filter": "nothing"}}, {}, "No complete artifact of filter is 'nothing'"),
+        ({"use": {"filter": "nothing"}}, {}, "No complete artifact of filter is named 'nothing'"),
         ({"use": {"tokenize": "latest"}, "until": "filter"}, {}, "use names tokenize"),
         ({"refresh": ["pretrain"], "until": "filter"}, {}, "refresh names pretrain"),
         ({"use": {"filter": "latest"}, "refresh": ["filter"]}, {}, "both"),

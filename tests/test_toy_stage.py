@@ -131,7 +131,7 @@ def test_a_run_ends_with_scores_blanks_and_the_path_of_the_report_after_a_short_
     assert whole.rerun.returncode == 0, whole.rerun.stderr
     lines = whole.rerun.stdout.strip().splitlines()
     assert lines[0].split()[:3] == ["task", "metric", "score"]
-    assert lines[1].startswith(" neighbours")
+    assert lines[1].startswith("neighbours")
     assert [line.count("%") for line in lines if "%" in line] == [3, 3, 3]
     assert f"pretrain/{(whole.store / 'pretrain' / 'latest').resolve().name}:" in whole.rerun.stdout
     assert Path(lines[-1].removeprefix("Full report: ")).is_file()
