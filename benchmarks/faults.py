@@ -1,4 +1,4 @@
-"""Faults, for real, on a small run of the demo: what is left, what is reported, and whether a rerun makes the same files.
+"""Real faults on a small run of the demo: what is left, what is reported, and whether a rerun makes the same files.
 
 kill      kill -9 of the whole process group, at random moments of every stage
 parent    kill -9 of the command alone, whose workers must notice

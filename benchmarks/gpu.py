@@ -115,7 +115,7 @@ def seconds_of(kernel: str, shape: tuple[int, ...], here: machine.Machine) -> fl
 
 
 def keep(folder: Path, part: str, about: dict, make: Callable[[], dict]) -> None:
-    """Print the row of a case and write it to the folder, unless it is there. A failure is its `problem`, tried again."""
+    """Print the row of a case and write it to the folder unless it's there. A failure is its `problem`, tried again."""
     path = folder / f"{part}-{common.digest(about)}.json"
     if not path.exists() or "problem" in json.loads(path.read_text(encoding="utf-8")):
         try:

@@ -9,11 +9,11 @@ documents. A seed decides initialisation, masks, dropout and the order of the se
 read the same in the same order.
 
 The first recipe is the baseline: the table says at which fraction of its tokens, operations and seconds each recipe
-passes its final held-out loss of the same seed, in nats per byte. Seconds compare only on a quiet machine; --cpu-seconds
-compares on any. With --set NAME.budget=… another recipe has less (or more) to spend, and its schedule ends there. Losses
-are measured at tenths of a run's own budget, or at the first step after, on a part of the held-out tokens, with straight
-lines between them. At the end all held-out tokens are measured, and the difference to the first recipe is given with its
-standard error over documents. --beside adds the results of outside.py with the same budget.
+passes its final held-out loss of the same seed, in nats per byte. Seconds compare only on a quiet machine;
+--cpu-seconds compares on any. With --set NAME.budget=… another recipe has less (or more) to spend, and its schedule
+ends there. Losses are measured at tenths of a run's own budget, or at the first step after, on a part of the held-out
+tokens, with straight lines between them. At the end all held-out tokens are measured, and the difference to the first
+recipe is given with its standard error over documents. --beside adds the results of outside.py with the same budget.
 
 Results are kept in the folder. A run of the same settings, data, device and threads (OMP_NUM_THREADS) is not repeated,
 and an interrupted run continues. Changes of the code are not noticed: use another folder. With --keep the model of each

@@ -42,7 +42,7 @@ TOKENS = {  # the vocabulary fixes their ids; a sequence begins with [CLS] and e
     "sep_token_id": SEP,
     "mask_token_id": MASK,
 }
-# The names of tensors in transformers and in cram: '#' stands for each block, '*' for weight and for bias. Several names
+# The names of tensors in transformers and in cram: '#' stands for each block, '*' for weight and bias. Several names
 # on one side are one tensor on the other, joined along the first dimension. A model has those of its layout and head.
 NAMES: dict[str, dict[str, str]] = {
     "ModernBert": {

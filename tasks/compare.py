@@ -1,4 +1,4 @@
-"""Compare: the runs of a study on one page: losses and scores with their spread over seeds, costs, curves, a scaling law.
+"""Compare: a study's runs on one page: losses and scores with their spread over seeds, costs, curves, a scaling law.
 
 Reads   pretrain artifacts; where the text differs, their evaluations on a common one; reports, if the runs have scores.
 Writes  study.html    the page, complete in itself
@@ -253,7 +253,7 @@ def law_of(params: Compare, rows: "pd.DataFrame", out: Path) -> dict[str, Any]:
 
 
 def fit_law(means: "pd.DataFrame", left_out: list[str], out: Path) -> dict[str, Any]:
-    """Fit a law, test it and draw it, or say what it lacks. `means`: a row for each run but those that are `left_out`."""
+    """Fit a law, test it and draw it, or say what it lacks. `means`: a row for each run but those `left_out`."""
     sizes = means["operations"] / means["tokens"] / 6
     runs = means.assign(sizes=sizes, losses=means[LOSS])
     if not law.can_be_fitted(runs):

@@ -299,7 +299,7 @@ def documents_found(results: list[dict]) -> Counter[str]:
 def counts_by_task(
     results: list[dict], splits: dict[str, list[str]], index: Index, in_index: dict[str, dict]
 ) -> dict[str, dict]:
-    """The splits of each task, the counts of its sentences (`in_index`: as `write_index` returns), and what was found."""
+    """The splits of each task, counts of its sentences (`in_index`: as `write_index` returns), and what was found."""
     sentences = sentences_found(results, index)
     documents = documents_found(results)
     tasks = {}

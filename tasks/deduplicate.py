@@ -112,7 +112,7 @@ def match_digests(low: int, high: int, work: Path, out: Path) -> dict:
 
 
 def find_copies(batches: list[list[Path]], work: Path) -> None:
-    """Find documents with the text of an earlier one; write them and the first of that text to sorted files in work/drops."""
+    """Write documents with the text of an earlier one, and the first of that text, to sorted files in work/drops."""
     jobs = [(i, batch, work) for i, batch in enumerate(batches)]
     counts = over_parts(digest_batch, jobs, work / "digested", "digest documents")
     bounds = sorted_files.ranges(sum(r["documents"] for r in counts))
@@ -144,7 +144,7 @@ def load_duplicates(number: int, drops: Path) -> Duplicates:
 
 
 def keep_rest(number: int, batch: list[Path], drops: Path, out: Path) -> dict:
-    """Write the documents of some parts that are in none of the files of `drops`; return counts, and samples of the others."""
+    """Write the documents of some parts that no file of `drops` has; return counts, and samples of the others."""
     duplicates = load_duplicates(number, drops)
     kept = Tally()
     gone = Tally()

@@ -123,7 +123,7 @@ class Download(Params):
         return bool(self.sets or self.documents or self.megabytes)
 
     def check(self) -> None:
-        """Raise InputError if the beginnings of local files show that files, or too many records in them, can't be read."""
+        """Raise InputError if beginnings of local files show that files, or too many records in them, can't be read."""
         own = read_own(self)
         if self.source == "files" and not self.is_limited:
             check_records(own.found, self.options, self.max_lost, self.what)
@@ -373,7 +373,8 @@ def check_unchanged(params: Download, out: Path) -> None:
     """Raise Damage if the files have other digests than those in the key."""
     if draft_of(download.target(params)) != out:
         raise Damage(
-            "A file in download.files or download.dataset changed while it was read. Run again, and don't change it meanwhile."
+            "A file in download.files or download.dataset changed while it was read. Run again, and don't change it "
+            "meanwhile."
         )
 
 

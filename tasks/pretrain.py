@@ -204,7 +204,7 @@ def open_start(params: Pretrain, tokens: Artifact, out: Path) -> Artifact | None
 
 
 def mention_same_but_budget(params: Pretrain, tokens: Artifact) -> None:
-    """Log the newest model that differs from the one to be trained in its budget alone: training could start from it."""
+    """Log the newest model that differs from the one to be trained in budget alone: training could start from it."""
     wanted = params.identity()
     for other in reversed(artifacts_of("pretrain")):
         about = other.manifest
@@ -270,7 +270,7 @@ def copy_from(tokens: Artifact, out: Path) -> None:
 
 
 def measure_heldout(folder: Path, model: "Bert", here: "Machine", characters: float) -> dict:
-    """The held-out loss of a model on the measured documents in a pretrain artifact, or on at most that many characters.
+    """The held-out loss of a model on the measured documents in a pretrain artifact, or at most that many characters.
 
     The `summary` of model.heldout, and the digest of what was measured. If that is only the beginnings of documents,
     `of_documents`, `of_characters` and `of_digest` are those of all that a long run would be measured on.

@@ -167,7 +167,7 @@ def store_of_its_own(folder: Path) -> Iterator[None]:
 
 
 def check_golden(name: str, text: str) -> None:
-    """Compare a text with that of golden/. `CRAM_UPDATE_GOLDEN=1` writes it there instead; then read the diff of git."""
+    """Compare a text with that of golden/. `CRAM_UPDATE_GOLDEN=1` writes it there instead; then read git's diff."""
     path = Path(__file__).with_name("golden") / name
     if os.environ.get("CRAM_UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")

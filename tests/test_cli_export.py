@@ -1,4 +1,4 @@
-"""`cram export`: a folder with all that a user of the model needs, and nothing of the text or the files it came from."""
+"""`cram export`: a folder with all a user of the model needs, and nothing of the text or the files it came from."""
 
 import errno
 import json

@@ -197,8 +197,8 @@ def test_tables_are_never_cut_off_in_a_narrow_terminal(filters, monkeypatch, cap
 def report_of(scores: dict[str, float], data: str = "d", average: float | None = None, **heldout) -> dict:
     """What is compared of a report: accuracies by task, with intervals of two points on either side; and the loss."""
     rows = [
-        {"task": task, "column": TASKS[task].title, "metric": "accuracy", "pretrained": True, "share": 1.0, "data": data,
-         "score": score, "metrics": {"accuracy": {"interval": [score - 2, score + 2]}}}
+        {"task": task, "column": TASKS[task].title, "metric": "accuracy", "pretrained": True, "share": 1.0,
+         "data": data, "score": score, "metrics": {"accuracy": {"interval": [score - 2, score + 2]}}}
         for task, score in scores.items()
     ]  # fmt: skip
     return {"scores": rows, "average": average, "pretraining": {"heldout": HELDOUT | heldout}}

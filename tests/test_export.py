@@ -136,7 +136,7 @@ def test_a_classifier_with_the_papers_head_is_saved_whole_without_a_vocabulary_h
 
 
 def retrained(theirs: torch.nn.Module, folder: Path, **how) -> torch.Tensor:
-    """Give all parameters of a model of transformers other values, of token types the first, and save it; its scores."""
+    """Give all parameters of a transformers model other values, of token types the first, and save it; its scores."""
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
         for key, parameter in theirs.named_parameters():

@@ -71,7 +71,10 @@ INPUTS: dict[str, tuple[dict[str, bytes] | Callable, dict]] = {  # files, and th
     "nested": ({"a.jsonl": jsonl([{"text": t} for t in TEXTS], "doc")}, {"column": "doc.text"}),
     "nested in parquet": ({"a.parquet": parquet(doc=[{"n": 1, "text": t} for t in TEXTS])}, {"column": "doc.text"}),
     "a dot in the name": (
-        {"a.feather": feather_of([{"x.y": t} for t in TEXTS[:7]]), "b.arrow": arrow_of([{"x.y": t} for t in TEXTS[7:]])},
+        {
+            "a.feather": feather_of([{"x.y": t} for t in TEXTS[:7]]),
+            "b.arrow": arrow_of([{"x.y": t} for t in TEXTS[7:]]),
+        },
         {"column": "x.y"},
     ),
     "lists": ({"a.jsonl": jsonl([t.split("\n") for t in TEXTS])}, {}),
@@ -179,7 +182,8 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict, str]] = {  # files, parameters,
     "archive of nothing": ({"a.zip": zip_of({"a.exe": b"MZ"})}, {}, r"no document.*1 \.exe"),
     "utf-16 that says no order": ({"a.txt": "Text. ".encode("utf-16-le")}, {"encoding": "utf-16"}, r"a\.txt.*encoding"),
     "lists in lines": (
-        {"a.jsonl": b"".join(b'{"title": "a", "comments": [{"text": "b"}]}\n' for _ in range(9))}, {}, "'comments': .*'title'"
+        {"a.jsonl": b"".join(b'{"title": "a", "comments": [{"text": "b"}]}\n' for _ in range(9))}, {},
+        "'comments': .*'title'",
     ),
 }  # fmt: skip
 

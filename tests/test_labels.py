@@ -156,8 +156,8 @@ def test_one_label_that_is_a_list_in_text_is_refused_with_the_kind_that_reads_it
         ("tensor([1., 0.], device='cuda:0', dtype=torch.float64)", [1, 0]),
         ("array(['a', 'b'], dtype='<U1')", ["a", "b"]),
         ("frozenset({'a'})", ["a"]),
-        *((text, None) for text in ("[1, 0])", "(other)", "a, b", "(1)", "(a), (b)", "it's", "10 0", "['a', 'b'", "[[1], [2",
-                                    "", "a]", "tensor([0, ..., 1])")),
+        *((text, None) for text in ("[1, 0])", "(other)", "a, b", "(1)", "(a), (b)", "it's", "10 0", "['a', 'b'",
+                                    "[[1], [2", "", "a]", "tensor([0, ..., 1])")),
     ],
 )  # fmt: skip
 def test_lists_within_a_call_are_read_and_what_only_resembles_a_list_is_none(text: str, expected: list | None):

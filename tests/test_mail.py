@@ -121,7 +121,8 @@ def test_a_message_without_text_is_counted_and_no_loss(store: Path, tmp_path: Pa
     assert (made.stats["lost"], made.stats["skipped"]) == ({}, {"mail without text": 1})
 
 
-SRT = "\ufeff1\r\n00:00:01,000 --> 00:00:04,000\r\n<i>Hello</i> there,\r\nfriend.\r\n\r\n2\r\n00:00:05,000 --> 00:00:06,000\r\n"
+SRT = "\ufeff1\r\n00:00:01,000 --> 00:00:04,000\r\n<i>Hello</i> there,\r\nfriend.\r\n\r\n"
+SRT += "2\r\n00:00:05,000 --> 00:00:06,000\r\n"
 SRT += "{\\an8}It is 1984 &amp; cold.\r\n\r\nAfter a gap.\r\n\r\n3\r\n00:00:07,000 --> 00:00:08,000\r\n42\r\n"
 VTT = "WEBVTT - A title\nKind: captions\n\nNOTE a note\nof two lines\n\nSTYLE\n::cue { color: red }\n\nintro\n"
 VTT += "00:01.000 --> 00:04.000 align:start\n<v Bob>Hello\n\nNOTE\nmore\n\n1:00:04.000 --> 1:00:05.000\nHello\n"

@@ -340,8 +340,10 @@ def test_a_text_may_lie_within_a_field_and_a_file_may_have_another_encoding(tmp_
 def test_a_folder_that_datasets_saved_keeps_the_names_of_its_classes_in_bioes(tmp_path: Path):
     import datasets
 
-    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")),
-                                  "ner_tags": datasets.List(datasets.ClassLabel(names=["O", "B-PER", "L-PER"]))})  # fmt: skip
+    features = datasets.Features({
+        "tokens": datasets.List(datasets.Value("string")),
+        "ner_tags": datasets.List(datasets.ClassLabel(names=["O", "B-PER", "L-PER"])),
+    })  # fmt: skip
     rows = {"tokens": [["Anna", "Grey", str(i)] for i in range(50)], "ner_tags": [[1, 2, 0]] * 50}
     saved = datasets.Dataset.from_dict(rows, features=features)
     saved.to_parquet(tmp_path / "one.parquet")
@@ -461,7 +463,8 @@ def changed(place: int, **values) -> list[dict]:
         (b"text,label\na,b\n", {"name": "a.parquet"}, ["mine/a.parquet", "Parquet"]),
         (b'{"text": "a", "label": "b"}\n{"text": "a", \n', {}, ["mine/a.jsonl", "line 2"]),
         (b"text,label\na,b\nc\n", {"name": "a.csv"}, ["mine/a.csv", "line 3"]),
-        (b"EU B-ORG\nrejects O\nGerman\n", {"name": "a.conll", "kind": "tokens"}, ["mine/a.conll", "line 3", "'German'"]),
+        (b"EU B-ORG\nrejects O\nGerman\n", {"name": "a.conll", "kind": "tokens"},
+         ["mine/a.conll", "line 3", "'German'"]),
         (b"E\xff B-ORG\n", {"name": "a.conll", "kind": "tokens"}, ["mine/a.conll", "utf-8", "encoding"]),
         (b"PK", {"name": "a.docx"}, ["mine/a.docx"]),
         (b"text, topic,,my label\n" + b"a,b,c,d\n" * 9, {"name": "a.csv", "label": "topic"},

@@ -166,7 +166,7 @@ def test_predict_gives_the_answers_of_cram_s_own_model_alone_or_in_batches(task:
 def spans(
     tokenizer: Tokenizer, classifier: Classifier, text: str, tags: tuple[str, ...] = TAGS
 ) -> list[tuple[int, int, str, float]]:
-    """The entities by the first piece of each word as the tokenizer divides them; other tags than O and B-X are words'."""
+    """The entities by each word's first piece as the tokenizer divides them; other tags than O and B-X are words'."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     encoding, words, names = tokenizer.encode(text), [], []

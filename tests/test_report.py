@@ -147,8 +147,9 @@ def finetuned(
     stats = {
         "task": task, "seed": seed, "pretrained": settings["pretrained"], "share": settings["share"],
         "metric": about.metrics[0], "head": "tanh",
-        "machine": {"device": "Other GPU", "dtype": "float16", "compiled": False}, "train_examples": about.sizes["train"],
-        "official_train_examples": about.sizes["train"], "steps": 100, "seconds_of_training": 12.0, "examples_per_second": 321.0,
+        "machine": {"device": "Other GPU", "dtype": "float16", "compiled": False},
+        "train_examples": about.sizes["train"], "official_train_examples": about.sizes["train"],
+        "steps": 100, "seconds_of_training": 12.0, "examples_per_second": 321.0,
         "epochs": [],
         "data": {"left_out": {}, "shared": {}, "duplicates": 0, "cut": dict.fromkeys(of_split, 0), "notes": of_data},
         "validation": validation,

@@ -441,7 +441,7 @@ class Thing:
 
     async def wait(self):
         """Wait for the thing, which may take quite a while, depending on the thing; see \\ud800 for half a character."""
-'''
+'''  # noqa: E501
 THING = "A thing.\n\nIt has a docstring of more than one paragraph, with lines that are indented as the class is."
 WAIT = "Wait for the thing, which may take quite a while, depending on the thing; see ? for half a character."
 
@@ -524,7 +524,7 @@ from tasks.corpus.documents import Found, Options, read_file
 records = read_file(open(sys.argv[1], "rb"), sys.argv[1], "a", Options())
 print(json.dumps([record[:3] if isinstance(record, Found) else record for record in records]))
 print(int(re.search("VmHWM:[^0-9]+([0-9]+) kB", open("/proc/self/status").read())[1]) / 1024)  # its own, not its parent's
-"""
+"""  # noqa: E501
 
 
 def test_a_small_file_that_unpacks_to_a_huge_line_takes_little_memory(tmp_path: Path):

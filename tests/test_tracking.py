@@ -1,4 +1,4 @@
-"""Trackers follow training from separate processes: here with a double of accelerate, and TensorBoard if it is there."""
+"""Trackers follow training from separate processes: here with a double of accelerate, and TensorBoard if it's there."""
 
 import json
 import logging

@@ -65,7 +65,7 @@ def check_stages(names: list[str], others: bool = False) -> None:
 
 
 def find_artifact(name: str, damaged: bool = False) -> "Artifact":
-    """The artifact that an argument names, as `artifacts.find_by_name` does. Raises InputError for a misspelt stage too."""
+    """The artifact an argument names, as `artifacts.find_by_name` does. Raises InputError for a misspelt stage too."""
     from tasks.store import artifacts
     from tasks.store.artifacts import KEY
 

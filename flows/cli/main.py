@@ -88,7 +88,8 @@ def output_checked() -> Iterator[None]:
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         raise InputError(
-            f"Standard output can't be written: {error.strerror}. Free some space or redirect the output, then run again."
+            f"Standard output can't be written: {error.strerror}. Free some space or redirect the output, then "
+            "run again."
         ) from error
 
 

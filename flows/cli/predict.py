@@ -303,7 +303,7 @@ def open_input(name: str) -> TextIO:
 
 
 def read_lines(file: TextIO) -> Iterator[tuple[int, str]]:
-    """The lines of a file as they arrive, numbered from 1, without line ends. Raises InputError for one not in UTF-8."""
+    """The lines of a file as they come, numbered from 1, without line ends. Raises InputError for one not in UTF-8."""
     if file.isatty():
         print_note("Enter one text per line, or two separated by a tab; end with Ctrl-D.")
     for number, line in enumerate(file, 1):

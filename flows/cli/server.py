@@ -23,8 +23,8 @@ HERE = ("127.0.0.1", "localhost", "::1")
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 CAN_BE_STARTED = 3  # exit status for prefect.sh
 ADVICE = {  # by the status of an answer
-    401: "It asks for a login. Set PREFECT_API_AUTH_STRING to the server's USER:PASSWORD, or PREFECT_API_KEY to the key "
-    "of Prefect Cloud; if one of them is set, the server refused it.",
+    401: "It asks for a login. Set PREFECT_API_AUTH_STRING to the server's USER:PASSWORD, or PREFECT_API_KEY to the "
+    "key of Prefect Cloud; if one of them is set, the server refused it.",
     403: "It forbids that. Check the rights of PREFECT_API_KEY or PREFECT_API_AUTH_STRING, and any proxy before the "
     "server.",
     407: "The proxy in your environment asks for a login. Set it in http_proxy, or add the server's host to no_proxy.",
@@ -141,8 +141,8 @@ def ask(url: str, path: Route, seconds: float = ANSWER_SECONDS) -> "Response | N
         ) from error
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(
-            f"PREFECT_API_URL is {url!r}, which is not the address of a server: {str(error).rstrip('.')}. Set it to the "
-            f"address of a Prefect server's API, such as {SERVER}, or unset it."
+            f"PREFECT_API_URL is {url!r}, which is not the address of a server: {str(error).rstrip('.')}. Set it to "
+            f"the address of a Prefect server's API, such as {SERVER}, or unset it."
         ) from error
     except httpx.HTTPError as error:
         raise InputError(not_prefect(url, str(error) or repr(error))) from error
@@ -157,8 +157,8 @@ def not_prefect(url: str, found: str) -> str:
     """The sentence for an address at which another program answers."""
     found = found.rstrip(".")
     return (
-        f"PREFECT_API_URL is {url}, but what answers there is not a Prefect server: {found}. Set it to the address of a "
-        f"Prefect server's API, such as {SERVER}, or unset it."
+        f"PREFECT_API_URL is {url}, but what answers there is not a Prefect server: {found}. Set it to the address of "
+        f"a Prefect server's API, such as {SERVER}, or unset it."
     )
 
 

@@ -266,7 +266,8 @@ def members_of_tar(file: io.BufferedReader) -> Iterator[tuple[str, io.BufferedRe
 def as_utf8(file: io.BufferedReader, name: str, encoding: str) -> io.BufferedReader:
     """A text file as UTF-8 without a byte order mark, from `encoding` or from what a mark says.
 
-    A file that begins as UTF-8, and not as plain ASCII, is UTF-8. Raises Damage for UTF-16 without a mark if no encoding is set.
+    A file that begins as UTF-8, and not as plain ASCII, is UTF-8. Raises Damage for UTF-16 without a mark if no
+    encoding is set.
     """
     head = file.peek()
     mark = next((mark for mark in kinds.MARKS if head.startswith(mark)), b"")

@@ -142,7 +142,7 @@ def read_table(file: io.BufferedReader, origin: Origin) -> Records:
 
 
 def read_text(file: io.BufferedReader, origin: Origin) -> Records:
-    """The documents of a text file: one, or one per line or paragraph. Raises InputError if a document would be large."""
+    """The documents of a text file: one, or one per line or paragraph. Raises InputError if one would be large."""
     head = file.peek()
     asked = origin.options.documents_by
     layout = Layout("text", asked or "file", texts.doubt_of(head, origin.name, bool(asked)))

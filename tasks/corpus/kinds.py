@@ -152,7 +152,7 @@ def reason_to_skip(path: str, extract: str) -> str:
 
 
 def unmarked_utf_16(head: bytes) -> str:
-    """The kind of UTF-16 that the NUL bytes at the beginning of a file without a mark show; empty if it isn't UTF-16."""
+    """The kind of UTF-16 that the NUL bytes at the start of a file without a mark show; empty if it isn't UTF-16."""
     odd = head[1::2].count(0)
     even = head[::2].count(0)
     if odd + even <= max(4, len(head) / 50) or (odd and even):
@@ -211,7 +211,10 @@ def expect(head: bytes, name: str, expected: str) -> None:
 
 
 def is_clash(found: str, expected: str) -> bool:
-    """Whether a file that looks like one format can't be of another one. Text may look like other formats, and JSON may look like text."""
+    """Whether a file that looks like one format can't be of another one.
+
+    Text may look like other formats, and JSON may look like text.
+    """
     if found in BINARY_FORMS or expected in BINARY_FORMS or found == "HTML":
         return True
     if expected == "text":

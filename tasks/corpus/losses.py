@@ -1,4 +1,4 @@
-"""Records and files that can't be read: each with its reason, summed up with what helps, refused if they are too many."""
+"""Records and files that can't be read: each with its reason, summed up with what helps, refused if too many."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -98,7 +98,7 @@ class Body(NamedTuple):
 def body_of(data: bytes, encoding: str) -> Body:
     """The text of a message.
 
-    `encoding`: of text that isn't UTF-8 and names no encoding, or a wrong one. Raises Unreadable if it can't be decoded.
+    `encoding`: of text that isn't UTF-8 and names none, or a wrong one. Raises Unreadable if it can't be decoded.
     """
     try:
         message = message_from_bytes(data)

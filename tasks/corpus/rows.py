@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 class Lenient(dict):
-    """An object of JSON that orjson refuses, or that was parsed without it. Its strings may have half surrogate pairs."""
+    """A JSON object that orjson refuses, or that was parsed without it. Its strings may have half surrogate pairs."""
 
 
 class Dialect(NamedTuple):
@@ -280,7 +280,7 @@ def dialect_of(head: str, name: str) -> Dialect:
 
 
 def has_open_quotes(lines: list[str]) -> bool:
-    """Whether lines of a TSV file, the last of which may be cut, have equally many fields, and quotes that don't enclose one."""
+    """Whether lines of a TSV file (the last may be cut) have equally many fields, and quotes that don't enclose one."""
     tabs = {line.count("\t") for line in lines[:-1]}
     return len(tabs) < 2 and OPEN_QUOTE.search("\n".join(lines)) is not None
 
@@ -358,9 +358,9 @@ def records(
 ) -> Iterator[tuple[int, dict[str, object]] | Loss]:
     """The rows of a table or JSON file, compressed or not, each with its number (as in Row), and losses.
 
-    `name` stands for the file in messages; its suffix names the format. Strings that are not Unicode, and whatever isn't an
-    object, are losses. Values of CSV are strings; `dialect` is its form, if known. Raises InputError if the file
-    is of another format or damaged.
+    `name` stands for the file in messages; its suffix names the format. Strings that are not Unicode, and whatever
+    isn't an object, are losses. Values of CSV are strings; `dialect` is its form, if known. Raises InputError if the
+    file is of another format or damaged.
     """
     if ending(name) not in ROWS:
         raise InputError(f"{printable(name)} is not a table. Expected a file that ends in {', '.join(ROWS)}.")

@@ -49,7 +49,7 @@ def identity_of_hub(name: str) -> dict:
 
 
 def identity_of(name: str, files: Sequence[str], extract: str) -> dict:
-    """What identifies the content of a source in a key. `files` and `extract`: parameters of `download`, for 'files'."""
+    """What identifies a source's content in a key. `files` and `extract`: parameters of `download`, for 'files'."""
     if name == "files":
         return identity_of_files(files, extract)
     if name == "python-docs":

@@ -152,7 +152,7 @@ def blocks(file: io.BufferedReader, unit: str) -> Iterator[tuple[int, bytes]]:
 def doubt_of(head: bytes, name: str, asked: bool) -> str:
     """Why a text file, in UTF-8, may not be prose, as the end of a sentence; empty if it looks like prose.
 
-    `head`: its beginning; `asked`: the user chose what a document is. Raises InputError if it isn't prose, unless `asked`.
+    `head`: its start; `asked`: the user chose what a document is. Raises InputError if it isn't prose, unless `asked`.
     """
     what = no_prose(head)
     if what and not asked:

@@ -34,7 +34,7 @@ WHOLE = re.compile(r"-?\d+(\.0*)?")  # a whole number, as pandas writes it where
 
 
 def agree_on_names(own: Definition, pieces: list[Piece], notes: list[str]) -> list[Piece]:
-    """The pieces with names of classes that mean the same in all of them, where no file declares names. Adds to `notes`.
+    """The pieces with names of classes that mean the same in all, where no file declares names. Adds to `notes`.
 
     Vectors of 0 and 1 become the classes of their places, and 3.0 becomes 3 if all are whole numbers. A -1 that
     only a test split has is not a label. Raises InputError for vectors of several lengths or with other numbers.
@@ -102,8 +102,8 @@ def fill_empty(own: Definition, piece: Piece, notes: list[str]) -> Piece:
     found = f"{piece.where}: {empty.sum():,} of {counted(len(empty), 'row')} have an empty label ({rows_of(empty)})"
     if empty.mean() > own.max_unlabelled:
         raise InputError(
-            f"{found}, which may mean that none of the classes fits, or that they are not labelled; expected a share of "
-            f"{own.max_unlabelled:g} at most. Write [] for none of the classes and delete the others, or raise "
+            f"{found}, which may mean that none of the classes fits, or that they are not labelled; expected a share "
+            f"of {own.max_unlabelled:g} at most. Write [] for none of the classes and delete the others, or raise "
             "max_unlabelled (finetune.tasks)."
         )
     notes.append(f"{found}, read as none of the classes. Delete these rows if they are not labelled.")
@@ -263,7 +263,7 @@ def order_classes(counts: Counter[str], kind: Kind, where: str) -> list[str]:
 
 
 def wanted_instead(values: list[float], rows: int, kind: Kind) -> str:
-    """What was expected in place of classes that are rather numbers or texts, and what to do; empty if they are classes.
+    """What was expected instead of classes that are rather numbers or texts, and what to do; empty if they are classes.
 
     `values`: the classes as numbers, nan where they aren't. `rows`: how often they occur.
     """
@@ -298,15 +298,15 @@ def check_classes(own: Definition, piece: Piece, names: Sequence[str], counts: C
 
 
 def choose_metrics(own: Definition, names: Sequence[str], notes: list[str]) -> tuple[str, ...]:
-    """A task's metrics, the score first. Adds to `notes`. Raises InputError for a metric that doesn't fit the classes."""
+    """A task's metrics, the score first. Adds to `notes`. Raises InputError if its metric doesn't fit the classes."""
     usual = METRICS[own.kind]
     if own.kind == "tokens" and not mark_spans(names):
         usual = usual[1:]
         if own.metric is None:
             others = [tag for tag in names if not mark_spans([tag])]
             notes.append(
-                f"{own.name}: the score is accuracy of single tokens, not F1 of spans, because some tags don't mark spans: "
-                f"{', '.join(others[:FEW])} (expected such as B-PER, I-PER and O)."
+                f"{own.name}: the score is accuracy of single tokens, not F1 of spans, because some tags don't mark "
+                f"spans: {', '.join(others[:FEW])} (expected such as B-PER, I-PER and O)."
             )
     needs_two = own.metric == "f1" and len(names) != 2
     if needs_two or own.metric not in (None, *usual):

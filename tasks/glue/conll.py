@@ -191,7 +191,10 @@ def find_columns(about: Columns, text: str, label: str) -> Places:
 
 
 def without_header(found: list[list[Line]], tags: int, where: str) -> list[list[Line]]:
-    """The sentences without a first line that names the columns: in the column of the tags it has one of HEADERS, which isn't a tag elsewhere."""
+    """The sentences without a first line that names the columns.
+
+    In the column of the tags it has one of HEADERS, which isn't a tag elsewhere.
+    """
     (header, *rest), *others = found
     name = header.fields[tags]
     is_tag = any(line.fields[tags] == name for block in (rest, *others) for line in block)
@@ -247,7 +250,7 @@ def blocks(path: Path, where: str, encoding: str) -> Iterator[list[Line]]:
 
 
 def without_comments(found: list[list[Line]], where: str) -> list[list[Line]]:
-    """The blocks without comments and without lines that aren't separate tokens; blocks that are empty then are left out.
+    """The blocks without comments and without lines that aren't separate tokens; blocks then empty are left out.
 
     Comments are lines before a sentence that start with `#` and have another number of fields; or as many, if they
     begin as a comment does and their last field is nowhere a tag.
@@ -281,7 +284,7 @@ def starts_with_hash(line: Line) -> bool:
 
 
 def is_comment(line: Line, width: int, tags: set[str]) -> bool:
-    """Whether a line before a sentence, whose lines have `width` fields, is a comment. `tags`: last fields of tokens."""
+    """Whether a line before a sentence, whose lines have `width` fields, is a comment. `tags`: tokens' last fields."""
     if not starts_with_hash(line):
         return False
     looks_like_one = COMMENT.match(line.text) and line.fields[-1] not in tags
@@ -304,8 +307,8 @@ def refuse_ragged(sentence: list[Line], where: str) -> None:
             others = "" if line is sentence[0] else f"; line {sentence[0].number:,} has {width}"
             raise InputError(
                 f"{where}: line {line.number:,} has {counted(count, 'field')}, {line.text.strip()[:SHOWN]!r}{others}. "
-                "Expected a token and its tag on each line, as many fields on each line of a sentence, and a blank line "
-                "between sentences. Correct it, or set kind (finetune.tasks)."
+                "Expected a token and its tag on each line, as many fields on each line of a sentence, and a blank "
+                "line between sentences. Correct it, or set kind (finetune.tasks)."
             )
 
 

@@ -20,7 +20,8 @@ from tasks.store.manifests import known_digest
 
 VERSION = 3  # raise it when the same files give other tables: it enters the keys of the runs of your own tasks
 CONLL = (  # endings of files with a token and its tag on each line
-    ".conll", ".conllu", ".conllx", ".conll03", ".gold_conll", ".v4_gold_conll", ".iob", ".iob2", ".bio", ".bioes", ".txt",
+    ".conll", ".conllu", ".conllx", ".conll03", ".gold_conll", ".v4_gold_conll", ".iob", ".iob2", ".bio", ".bioes",
+    ".txt",
 )  # fmt: skip
 SPLITS = {"train": "train", "validation": "validation|valid|val|dev", "test": "test|eval"}  # words in files' names
 HUB_SECONDS = 10  # to wait for an answer of the hub
@@ -170,9 +171,9 @@ def absence_of(data: str, what: str) -> InputError:
     if folder.is_dir():
         present = sorted(path.name for path in folder.iterdir() if path.is_dir())
     return InputError(
-        f"{folder} has no {what} (.parquet, -*.parquet or .tsv; folders there: {', '.join(present) or 'none'}). Expected "
-        f"the data of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data), or remove tasks from "
-        "finetune.tasks."
+        f"{folder} has no {what} (.parquet, -*.parquet or .tsv; folders there: {', '.join(present) or 'none'}). "
+        f"Expected the data of {HUB_GLUE.repository}; correct finetune.data (or decontaminate.data), or remove tasks "
+        "from finetune.tasks."
     )
 
 

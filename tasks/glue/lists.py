@@ -1,4 +1,4 @@
-"""Lists that a file has as text, as pandas, numpy, JSON and databases write them into one cell; and vectors of 0 and 1."""
+"""Lists as text, as pandas, numpy, JSON and databases write them into one cell of a file; and vectors of 0 and 1."""
 
 import ast
 import json

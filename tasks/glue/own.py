@@ -67,8 +67,8 @@ class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         0.5,
         ge=0,
         lt=1,
-        description="Share of a split's rows, 0 to below 1, that may be without a label. They are left out and counted; "
-        "more are an error.",
+        description="Share of a split's rows, 0 to below 1, that may be without a label. They are left out and "
+        "counted; more are an error.",
     )
     epochs: int | None = Field(None, ge=1, le=20, description="Of this task. null: finetune.epochs.")
     batch_size: int | None = Field(None, ge=1, description="Of this task. null: finetune.batch_size.")

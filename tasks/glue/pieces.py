@@ -144,7 +144,7 @@ def read_rows(own: Definition, path: Path, where: str) -> Rows:
 
 
 def is_conll(own: Definition, path: Path) -> bool:
-    """Whether a file has a token on each line: by its ending, or a .tsv without the tokens' column in its first line."""
+    """Whether a file has a token per line: by its ending, or a .tsv without the tokens' column in its first line."""
     if ending(path.name) != ".tsv":
         return ending(path.name) in CONLL
     first = head_of(path).decode("utf-8-sig", errors="replace").partition("\n")[0]
@@ -192,7 +192,7 @@ def class_names(features: dict, path: Path, name: str) -> list[str]:
 
 
 def value_in(row: dict, column: str) -> object:
-    """The value of a column, None if there is none; of bytes in UTF-8, as which some programs write strings, the text."""
+    """A column's value, None if there is none; of bytes in UTF-8, as which some programs write strings, the text."""
     value = value_at(row, column)
     if isinstance(value, bytes):
         with suppress(UnicodeDecodeError):

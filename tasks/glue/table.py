@@ -107,7 +107,7 @@ else:
 
 
 def task_of(about: Mapping) -> Task:
-    """The row of the task that statistics, or rows of a report, name in `task`: from the table, or from their definition."""
+    """The row of the task that statistics, or a report's rows, name in `task`: from the table or their definition."""
     own: dict[str, Any] = about.get("definition") or {}
     if not own:
         return TASKS[about["task"]]

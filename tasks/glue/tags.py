@@ -50,7 +50,7 @@ def as_bioes(tag: str) -> str:
 
 
 def within_words(tags: Sequence[str]) -> np.ndarray:
-    """For each tag the number of that of further parts of the same word: `I-` after `B-`, `E-` after `S-`, or the same."""
+    """For each tag the number of that of the word's further parts: `I-` after `B-`, `E-` after `S-`, or the same."""
     later = {"B-": "I-", "S-": "E-"}
     numbers = []
     for number, tag in enumerate(tags):

@@ -50,7 +50,7 @@ class Published(NamedTuple):
         return f"budget-{self.percent}" if self.percent else "main"
 
     def head(self, name: str | None, pipeline: str, tags: list[str], repositories: list[str]) -> dict:
-        """The head of the card. `name`: the model's classes in transformers, if it has such; `repositories`: of its data."""
+        """The head of the card. `name`: the model's classes in transformers, if any; `repositories`: of its data."""
         return {
             "library_name": "transformers" if name or self.with_code else "cram",
             "license": self.licence or None,
@@ -238,7 +238,7 @@ def about_text(lineage: dict[str, dict]) -> dict:
 
 
 def results(section: dict | None) -> list[dict]:
-    """The scores of a pretrained model for the head of its card: those on complete data, of a section if there is one."""
+    """The scores of a pretrained model for its card's head: those on complete data, of a section if there is one."""
     found = []
     rows: list[ScoreRow] = section["rows"] if section else []
     for row in rows:

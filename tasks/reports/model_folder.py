@@ -55,7 +55,7 @@ class Source(NamedTuple):
 def write_folder(
     folder: Path, source: Source, card: str, how: Published, place: Callable[[Path, Path], object]
 ) -> None:
-    """Write the folder, which must not exist. `place` copies or links a file. Raises InputError if a file is missing."""
+    """Write the folder, which must not exist. `place` copies or links a file. Raises InputError if one is missing."""
     files = files_to_place(source, how)
     config = source.config | (auto_map() if how.with_code else {})
     config.pop("_name_or_path", None)  # older versions of transformers wrote it, and a model may be adopted

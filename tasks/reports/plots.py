@@ -184,7 +184,7 @@ def lines(
 
 
 def as_it_is(name: str) -> str:
-    """A name for a legend, in which Matplotlib shows no mathematics, and hides no name that begins with an underscore."""
+    """A name for a legend, in which Matplotlib shows no mathematics, and hides none that begins with an underscore."""
     visible = "\N{ZERO WIDTH SPACE}" if name.startswith("_") else ""
     return visible + name.replace("$", r"\$")
 
@@ -214,7 +214,7 @@ def law(
 
 
 def band(laws: "Sequence[LossLaw]", size: float, tokens: np.ndarray, interval: tuple[float, float]) -> np.ndarray:
-    """(2, n): the ends of the interval, in per cent of the laws, of the losses of models of a size after these tokens."""
+    """(2, n): the ends of the interval, in per cent of the laws, of losses of models of a size after these tokens."""
     losses = [one(size, tokens) for one in laws]
     return np.percentile(losses, interval, axis=0)
 

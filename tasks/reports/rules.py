@@ -26,7 +26,7 @@ def beginning(start: dict) -> str:
 
 
 def pretraining_rules(lineage: dict[str, dict], pretrained: dict, tasks: Iterable[str]) -> list[Rule]:
-    """The rules for pretraining. `pretrained`: the manifest of that stage. `tasks`: those that the model is scored on."""
+    """The rules for pretraining. `pretrained`: that stage's manifest. `tasks`: those that the model is scored on."""
     stats = pretrained["stats"]
     if "adopted" in stats:
         return [Rule("pretraining by the rules", UNKNOWN, "the model was adopted from a folder")]

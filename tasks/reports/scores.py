@@ -43,7 +43,8 @@ AGAIN = "He and Hofmann 2023, arXiv 2311.01906, tables 1 and 2"
 CONDITIONED = {"SST-2": 92.5, "RTE": 55.6, "QNLI": 91.1, "QQP": 87.4, "MRPC": 86.3, "CoLA": 53.7}
 PUBLISHED = [
     Published("BERT-base, fully trained", _by_column(83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5), 80.9, V1),
-    Published("RoBERTa-base, fully trained", _by_column(86.6, 86.4, 93.7, 90.4, 77.3, 92.1, 88.3, 91.4, 60.2), 85.1, V1),
+    Published("RoBERTa-base, fully trained",
+              _by_column(86.6, 86.4, 93.7, 90.4, 77.3, 92.1, 88.3, 91.4, 60.2), 85.1, V1),
     Published("BERT-base, no pretraining", _by_column(34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0), 45.5, V1),
     Published("crammed BERT, A6000, v1", _by_column(83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5), 78.6, V1),
     Published("crammed BERT, A6000, as released (best of 5 runs)",
@@ -146,7 +147,8 @@ def pretrained_of(runs: list[Artifact]) -> tuple[str, dict[str, dict]]:
     names = {run.manifest["inputs"]["start"] for run in runs}
     if len(names) > 1:
         raise InputError(
-            f"The finetune artifacts come from different models: {', '.join(sorted(names))}. Pass the runs of one model."
+            f"The finetune artifacts come from different models: {', '.join(sorted(names))}. Pass the runs of one "
+            "model."
         )
     return names.pop(), json.loads((runs[0].path / LINEAGE).read_text(encoding="utf-8"))
 
@@ -293,7 +295,7 @@ def spread(by_seed: dict[str, float], interval: list[float]) -> Spread:
 
 
 def digest_of_data(run: Artifact, corpus: str | None) -> str:
-    """A digest of the data that a run was measured on; scores on equal data can be compared. `corpus`: as in `gather`."""
+    """A digest of the data a run was measured on; scores on equal data can be compared. `corpus`: as in `gather`."""
     made_from = corpus if run.stats["task"] in PROBES else None
     measured_on = [run.manifest["params"]["data"], made_from]
     return hashlib.sha256(json.dumps(measured_on, sort_keys=True).encode()).hexdigest()[:12]

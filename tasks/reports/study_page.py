@@ -214,7 +214,7 @@ def score_columns(rows: "pd.DataFrame") -> list[str]:
 
 
 def score_table(means: list[RunMeans], scores: list[str]) -> list[dict]:
-    """The scores, a row for each run, with the differences of the average or of the only score; empty without scores."""
+    """The scores, a row for each run, with the differences of the average or the only score; empty without scores."""
     rows: list[dict] = []
     if not scores:
         return rows

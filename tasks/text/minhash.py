@@ -81,7 +81,7 @@ def factors(count: int) -> np.ndarray:
 
 
 def signatures(hashed: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
-    """(count, texts) uint32: the least hash of each text in each of `count` orders; the greatest number if it has none."""
+    """(count, texts) uint32: each text's least hash in each of `count` orders; the greatest number if it has none."""
     minima = np.full((count, len(ends)), 0xFFFFFFFF, dtype=np.uint32)
     starts = np.append(0, ends)[:-1]
     some = np.flatnonzero(ends > starts)

@@ -102,7 +102,7 @@ def load_ranges(files: list[Path], bounds: list[tuple[int, int]]) -> Iterator[np
 
 
 def join_pieces(pieces: Iterable[tuple[np.ndarray, ...]]) -> Iterator[list[np.ndarray]]:
-    """Keys and values in fewer pieces, each to be written as a sorted file, since every file is opened for each range."""
+    """Keys and values in fewer pieces, each to become a sorted file, since every file is opened for each range."""
     waiting = []
     size = 0
     for piece in pieces:

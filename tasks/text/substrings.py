@@ -128,7 +128,10 @@ def extend(number: int, n: int, files: list[Path], work: Path) -> dict:
 
 
 class Stretches(NamedTuple):
-    """Stretches of a chunk that may repeat an earlier passage byte by byte, each at one distance: (stretches,) int64."""
+    """Stretches of a chunk that may repeat an earlier passage byte by byte, each at one distance.
+
+    Each field is (stretches,) int64.
+    """
 
     starts: np.ndarray  # in the chunk
     stops: np.ndarray

@@ -82,7 +82,7 @@ class Text:
         return position(self.number, places)
 
     def load(self, folder: Path, reach: int = 0) -> Iterator[tuple[Chunk, np.ndarray, np.ndarray]]:
-        """Each chunk with the positions in the files of a folder that are in it or `reach` after it, and their values."""
+        """Each chunk with the positions in a folder's files that are in it or `reach` after it, and their values."""
         bounds = [(self.position(chunk.start), self.position(chunk.stop + reach)) for chunk in self.chunks()]
         loaded = load_ranges(files_of(folder, self.number), bounds)
         for chunk, (positions, values) in zip(self.chunks(), loaded, strict=True):
