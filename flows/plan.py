@@ -83,7 +83,7 @@ class Step:
         """The params, and the artifacts that it reads, whether or not they exist."""
         arguments: list[Any] = [self.params]
         for given in self.inputs:
-            artifacts = artifacts_of(sources_in(given))
+            artifacts = artifacts_in(sources_in(given))
             arguments.append(artifacts if isinstance(given, list) else artifacts[0])
         return arguments
 
@@ -116,7 +116,7 @@ class Step:
         return None
 
 
-def artifacts_of(sources: Iterable[Source]) -> list[Artifact]:
+def artifacts_in(sources: Iterable[Source]) -> list[Artifact]:
     """The artifacts of these sources, each once."""
     found: dict[Artifact, None] = {}
     for source in sources:
@@ -249,7 +249,7 @@ class Plan:
     def check_readers(self, step: Step) -> None:
         """Let the steps that read a step say whether they can use what it would make, if its own inputs are there."""
         readers = [each for each in self.steps if step in each.upstream]
-        sources = artifacts_of(chain.from_iterable(map(sources_in, step.inputs)))
+        sources = artifacts_in(chain.from_iterable(map(sources_in, step.inputs)))
         if sources and all(read_manifest(source) and not is_hollow(source) for source in sources):
             for reader in readers:
                 reader.params.check_sources(sources)
@@ -280,14 +280,14 @@ class Plan:
 
     def needed(self) -> list[Artifact]:
         """The artifacts that it reads or makes, whether or not they exist."""
-        return [*artifacts_of(self.possible), *chain.from_iterable(self.given.values())]
+        return [*artifacts_in(self.possible), *chain.from_iterable(self.given.values())]
 
     def results(self) -> list[Artifact]:
         """The artifacts of the last stage. Raises one error if a step has failed."""
         if self.problems:
             raise self.error()
         last = [step for step in self.steps if step.stage == self.until]
-        return self.given.get(self.until) or artifacts_of(last)
+        return self.given.get(self.until) or artifacts_in(last)
 
     def error(self) -> Exception:
         """One error for all failed steps: the first bug, or else the sentences of user errors, each once."""

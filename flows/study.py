@@ -98,7 +98,7 @@ def compare_runs(asked: StudyPlan, make: Callable[[Step], Artifact]) -> tuple[Ar
     if not any(member.model for member in members):
         raise next(iter(asked.plan.problems.values()))
     members = on_common_text(members, asked.runs, make)
-    given = tuple(artifacts_of(members, kind) for kind in ("model", "evaluation", "report"))
+    given = tuple(artifacts_of_members(members, kind) for kind in ("model", "evaluation", "report"))
     step = Step(compare, asked.about.model_copy(update={"members": members}), given)
     return make(step), members
 
@@ -160,7 +160,7 @@ def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable[[
     way are measured on the documents that all of them hold out, and not at all if these are few. If budgets are unequal
     and some were so short that they measured less than the others, all are measured on as much as the longest was.
     """
-    models = artifacts_of(members, "model")
+    models = artifacts_of_members(members, "model")
     if len({model.stats["heldout"]["digest"] for model in models}) == 1:
         return members
     unusual = find_unusual(models[0], models[1:], members, runs)
@@ -237,7 +237,7 @@ def evaluate_on(member: Member, common: CommonText, make: Callable[[Step], Artif
         return {"compared": False, "problem": member.problem or sentence_of(error)}
 
 
-def artifacts_of(members: list[Member], kind: str) -> list[Artifact]:
+def artifacts_of_members(members: list[Member], kind: str) -> list[Artifact]:
     """The distinct models, evaluations or reports of the members."""
     names = dict.fromkeys(getattr(member, kind) for member in members)
     return [artifact_named(name) for name in names if name]

@@ -269,9 +269,9 @@ def survey(keep: int, hollow: bool, models: bool) -> Garbage:
     drafts = [draft for draft in locks.drafts("") if is_abandoned(draft, since, busy, models)]
     return Garbage(
         kept=kept,
-        stays=choose(made, stays),
-        goes=choose(made, made.keys() - stays),
-        models=choose(made, other_models),
+        stays=select_manifests(made, stays),
+        goes=select_manifests(made, made.keys() - stays),
+        models=select_manifests(made, other_models),
         hollow=files_to_drop(made, stays, sources, busy),
         drafts=drafts,
     )
@@ -282,7 +282,7 @@ def inputs_of_all(names: Iterable[str], made: Manifests) -> set[str]:
     return {given for name in names for given in inputs_of(made[name])}
 
 
-def choose(made: Manifests, names: Collection[str]) -> Manifests:
+def select_manifests(made: Manifests, names: Collection[str]) -> Manifests:
     """The manifests of these artifacts, the oldest first."""
     return {name: about for name, about in made.items() if name in names}
 
