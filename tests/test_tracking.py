@@ -3,6 +3,7 @@
 import json
 import logging
 import multiprocessing
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import store_of_its_own
 from safetensors.numpy import save_file
+from test_workers import wait_for
 
 from model import checkpoint
 from model.checkpoint import CHECKPOINT, HELDOUT, METRICS
@@ -20,12 +23,12 @@ from tasks.workers import tracking
 
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # else Python takes UTF-8 in that locale
 ACCELERATE = """
-import json, os, time
+import json, os, sys, time
 from types import SimpleNamespace as Some
 
 def record(**what):
     with open(os.environ["DOUBLE"], "a") as file:
-        file.write(json.dumps(what, default=str) + "\\n")
+        file.write(json.dumps(what | {"tracker": sys.argv[1]}, default=str) + "\\n")
 
 class Accelerator:
     def __init__(self, cpu, log_with, project_dir):
@@ -97,26 +100,21 @@ def checkpoint_at(folder: Path, step: int) -> None:
     save_file({"a": np.zeros(1)}, folder / CHECKPOINT, metadata={"spent": json.dumps({"step": step})})
 
 
-def records(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+def records(file: Path, tracker: str = "wandb") -> list[dict]:
+    """What a tracker was given."""
+    every = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    return [each for each in every if each.pop("tracker") == tracker]
 
 
-def curve(file: Path, name: str = "loss") -> list[tuple[int, float]]:
+def curve(file: Path, name: str = "loss", tracker: str = "wandb") -> list[tuple[int, float]]:
     """The points of a curve as its tracker shows them: TensorBoard forgets what a restart does again."""
     points: list[tuple[int, float]] = []
-    for each in records(file):
+    for each in records(file, tracker):
         if "purge_step" in each.get("settings", {}):
             points = [point for point in points if point[0] < each["settings"]["purge_step"]]
         elif name in each.get("numbers", {}):
             points.append((each["step"], each["numbers"][name]))
     return points
-
-
-def wait(happened: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 100
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_junk_in_the_file_of_heldout_losses_does_not_stop_a_resumed_run(tmp_path: Path):
@@ -155,50 +153,65 @@ def test_accelerate_has_each_tracker_and_takes_its_settings(tmp_path: Path, monk
     trackers[tracker](project, *folder, **settings)
 
 
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What trackers got of a run that was killed at step 100 and resumed from 70 until 130, and then of another one."""
+    folder = tmp_path_factory.mktemp("resumed")
+    work = folder / "work"
+    with pytest.MonkeyPatch.context() as patch, store_of_its_own(folder / "artifacts"):
+        got = install_doubles(folder, patch)
+        patch.setenv("CRAM_TRACK", ",".join(tracking.TRACKERS))
+        forever = partial(time.sleep, 600)
+        training = multiprocessing.get_context("fork").Process(target=train, args=(work, 1, 100, forever), daemon=True)
+        training.start()
+        try:
+            wait_for(lambda: all(curve(got, tracker=each)[-1:] == [(100, 1.0)] for each in tracking.TRACKERS))
+        finally:
+            training.kill()
+            training.join()
+        wait_for(lambda: all("end" in records(got, each)[-1] for each in tracking.TRACKERS))
+        with (work / HELDOUT).open("a", encoding="utf-8") as file:
+            file.write('{"step": 11')  # cut off by the kill
+        checkpoint_at(work, 70)
+        train(work, 71, 130)
+        before = shutil.copy(got, folder / "before")
+        for path in work.iterdir():
+            path.unlink()
+        time.sleep(1)  # another second
+        train(work, 1, 5)
+    return before, got
+
+
 @pytest.mark.parametrize("tracker", tracking.TRACKERS)
-def test_a_killed_and_resumed_run_continues_the_same_curve_with_each_step_once(
-    tmp_path: Path, monkeypatch, doubles: Path, tracker: str
-):
-    monkeypatch.setenv("CRAM_TRACK", tracker)
-    work = tmp_path / "work"
-    forever = partial(time.sleep, 600)
-    training = multiprocessing.get_context("fork").Process(target=train, args=(work, 1, 100, forever), daemon=True)
-    training.start()
-    try:
-        wait(lambda: doubles.exists() and curve(doubles)[-1:] == [(100, 1.0)])
-    finally:
-        training.kill()
-        training.join()
-    wait(lambda: "end" in records(doubles)[-1])
-    assert records(doubles)[-1]["end"] == (0 if tracker in ("tensorboard", "trackio") else 1), "it did not finish"
-    with (work / HELDOUT).open("a") as file:
-        file.write('{"step": 11')  # cut off by the kill
-    checkpoint_at(work, 70)
-    train(work, 71, 130)
+def test_a_killed_and_resumed_run_continues_the_same_curve_with_each_step_once(resumed, tracker: str):
+    got, after_refresh = resumed
     begin = 71 if tracker == "tensorboard" else 101  # which step can be replaced
-    assert curve(doubles) == [(step, 1.0 if step < begin else 71.0) for step in range(1, 131)]
-    assert curve(doubles, "heldout_loss") == [(step, 2.0) for step in range(10, 131, 10)]
-    assert curve(doubles, "hours_left")[-1] == (130, pytest.approx(9 * 130 * (400 / 130 - 1) / 3600))
-    assert records(doubles)[-1] == {"end": 0}
-    for path in work.iterdir():
-        path.unlink()
-    time.sleep(1)  # another second
-    train(work, 1, 5)  # refreshed
-    assert curve(doubles)[-5:] == [(step, 1.0) for step in range(1, 6)]
-    first, resumed, refreshed = [each for each in records(doubles) if "begin" in each]
-    if tracker == "tensorboard":
-        assert (first["begin"], first["config"]) == ("pretrain-0123", None), "a folder, and no nested settings"
-    else:
-        assert (first["begin"], first["config"]) == ("cram", {"a": 1})
-        name = {"wandb": "id", "mlflow": "run_id", "trackio": "name"}[tracker]
-        assert resumed["settings"][name] == ("theirs" if tracker == "mlflow" else first["settings"][name])
-        assert refreshed["settings"][name] != resumed["settings"][name]
+    assert curve(got, tracker=tracker) == [(step, 1.0 if step < begin else 71.0) for step in range(1, 131)]
+    assert curve(got, "heldout_loss", tracker) == [(step, 2.0) for step in range(10, 131, 10)]
+    assert curve(got, "hours_left", tracker)[-1] == (130, pytest.approx(9 * 130 * (400 / 130 - 1) / 3600))
+    ends = [each["end"] for each in records(got, tracker) if "end" in each]
+    killed = 0 if tracker in ("tensorboard", "trackio") else 1  # which have no word for it
+    assert ends == [killed, 0]
+    assert curve(after_refresh, tracker=tracker)[-5:] == [(step, 1.0) for step in range(1, 6)]
+
+
+@pytest.mark.parametrize(("tracker", "name"), [("wandb", "id"), ("mlflow", "run_id"), ("trackio", "name")])
+def test_a_resumed_run_is_the_same_at_its_tracker_and_a_refreshed_one_another(resumed, tracker: str, name: str):
+    first, again, refreshed = [each for each in records(resumed[1], tracker) if "begin" in each]
+    assert (first["begin"], first["config"]) == ("cram", {"a": 1})
+    assert again["settings"][name] == ("theirs" if tracker == "mlflow" else first["settings"][name])
+    assert refreshed["settings"][name] != again["settings"][name]
+
+
+def test_tensorboard_gets_a_folder_and_no_nested_settings(resumed):
+    first, *_ = records(resumed[0], "tensorboard")
+    assert (first["begin"], first["config"]) == ("pretrain-0123", None)
 
 
 def test_a_tracker_that_has_failed_is_tried_again_where_it_stopped(tmp_path: Path, monkeypatch, doubles: Path):
     monkeypatch.setenv("CRAM_TRACK", "wandb")
     monkeypatch.setenv("FAULT", "once")
-    train(tmp_path / "work", 1, 9)
+    train(tmp_path / "work", 1, 9, lambda: wait_for(Path(f"{doubles}.fault").exists))
     assert [step for step, _ in curve(doubles)] == [1, 2, 3, *range(3, 10)], "the third may have been lost"
 
 
@@ -222,17 +235,13 @@ def test_a_tracker_that_fails_is_reported_once_and_stops_nothing(
     for name, value in ASCII.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tracking, "SECONDS_TO_END", 2)
-    began = time.monotonic()
     with caplog.at_level(logging.WARNING):
-        train(tmp_path / "work", 1, 5, lambda: wait(doubles.exists))
-    assert time.monotonic() - began < 60
+        train(tmp_path / "work", 1, 5, lambda: wait_for(doubles.exists))
     for tracker in ("wandb", "trackio"):
         [said] = [text for text in caplog.messages if text.startswith(tracker)]
         assert words in said
-        assert "Training continues." in said
         assert tracking.TRACKERS[tracker] in said
-    for each in ("wandb", "trackio"):
-        with (tmp_path / "work" / f"{each}.lock").open() as lock:
+        with (tmp_path / "work" / f"{tracker}.lock").open() as lock:
             tracking.fcntl.flock(lock, tracking.fcntl.LOCK_EX | tracking.fcntl.LOCK_NB)  # no process is left
 
 
