@@ -4,21 +4,19 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from chain import chain, cram, refusal_of
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
-from typer.testing import CliRunner
 
 from flows.cli import old_runs
-from flows.cli.main import app
 from flows.cli.old_runs import OldRuns
-from flows.cram import cram
+from flows.cram import cram as run_flow
 from flows.study import study
 from model.errors import InputError
-from tasks.stage import Params, stage
 from tasks.store.artifacts import artifacts_of
 
 ENDS = (Completed, Failed, Crashed, Cancelled)
@@ -46,42 +44,26 @@ def left(client: SyncPrefectClient) -> tuple[set, set]:
     return {run.id for run in client.read_flow_runs()}, {each.flow_run_id for each in client.read_artifacts()}
 
 
-def test_ended_runs_of_cram_go_with_their_artifacts_and_others_stay(
-    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_ended_runs_of_cram_go_with_their_artifacts_if_yes_is_said_and_others_stay(client, store, monkeypatch):
     monkeypatch.setattr(old_runs, "PAGE", 3)
     stay = {begun(client, "other", Completed()).id, begun(client, "cram").id}
     ended = {begun(client, "cram", kind()).id for kind in ENDS}
-    now = datetime.now(UTC)
-    young = OldRuns(now - timedelta(hours=1), PREFECT_API_URL.value())
+    young = OldRuns(datetime.now(UTC) - timedelta(hours=1), PREFECT_API_URL.value())
     assert young.report() == 0
-    old = OldRuns(now + timedelta(hours=1), PREFECT_API_URL.value())
-    assert old.report() == len(ENDS)
-    said = capsys.readouterr().out
-    assert all(kind().name in said for kind in ENDS)
-    assert "haven't ended: 1." in said
     young.clear(0)
-    assert left(client)[0] >= stay | ended, "a report deletes nothing"
-    old.clear(len(ENDS))
-    assert left(client)[0] == stay
-    assert left(client)[1] & ended == set()
-    assert left(client)[1] >= stay
-    assert old.report() == 0
-
-
-def test_the_command_deletes_only_with_yes(client: SyncPrefectClient, store):
-    run = begun(client, "cram", Completed()).id
-    old = ["gc", "--runs-older-than", "0h"]
-    shown = CliRunner().invoke(app, old)
-    assert "1 Completed" in shown.output
-    assert "--yes" in shown.output
-    assert run in left(client)[0]
-    assert "1 run cleared." in CliRunner().invoke(app, [*old, "--yes"]).output
-    assert run not in left(client)[0]
+    shown = cram("gc", "--runs-older-than", "0h")
+    assert all(f"1 {kind().name}" in shown for kind in ENDS)
+    assert "haven't ended: 1." in shown
+    assert left(client)[0] >= stay | ended
+    assert f"{len(ENDS)} runs cleared." in cram("gc", "--runs-older-than", "0h", "--yes")
+    runs, owners = left(client)
+    assert runs == stay
+    assert owners >= stay, "others of this server may be there too"
+    assert not owners & ended
 
 
 def test_both_flows_are_found_by_their_name():
-    assert {cram.name, study.name} == {old_runs.FLOW}
+    assert {run_flow.name, study.name} == {old_runs.FLOW}
 
 
 @pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "30 days", "30m", "999999w"])
@@ -96,15 +78,10 @@ def test_an_age_is_counted_back_from_now():
 
 
 def test_without_a_server_nothing_is_discarded(store, monkeypatch: pytest.MonkeyPatch):
-    def write(params: Params, out) -> dict:
-        return {}
-
-    stage(version=1, name="download")(write).fn(Params())
+    made = chain(1)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    refused = CliRunner().invoke(app, ["gc", "--keep", "0", "--yes", "--runs-older-than", "30d"])
-    assert isinstance(refused.exception, InputError)
-    assert "make up" in str(refused.exception)
-    assert len(artifacts_of("download")) == 1
+    assert "make up" in refusal_of("gc", "--keep", "0", "--yes", "--runs-older-than", "30d")
+    assert set(artifacts_of("")) == set(made)
 
 
 def test_no_advice_starts_a_server_where_another_checkouts_has_the_port(store, monkeypatch: pytest.MonkeyPatch):
