@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import check_golden, corpus_of, store_of_its_own, toy_tokens
+from conftest import check_golden, corpus_of, store_of_its_own
 
 from model.errors import InputError
 from model.settings import Finetuning
@@ -17,10 +17,9 @@ from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.deduplicate import Deduplicate
 from tasks.download import Download
 from tasks.filter import Filter
-from tasks.finetune import Finetune, finetune
 from tasks.glue import metrics
 from tasks.glue.table import GLUE, TASKS
-from tasks.pretrain import Pretrain, pretrain
+from tasks.pretrain import Pretrain
 from tasks.report import Report, report
 from tasks.reports import funnel, rules, scores, sections
 from tasks.reports.markdown import render
@@ -249,18 +248,9 @@ def test_the_page_and_the_card_of_a_run_are_those_that_were_read_and_approved(re
     check_golden(f"{name}_card.md", (folder / "README.md").read_text(encoding="utf-8"))
 
 
-def test_the_page_without_scripts_has_the_tree_of_the_lineage_and_no_flowchart(whole):
-    page = (whole[2] / "report.html").read_text()
-    assert f"── {MODEL}\n" in page
-    assert "flowchart" not in page
-
-
-def test_the_averages_are_those_of_the_table_that_the_scores_are_from(whole, mixed, doubtful):
-    assert [about["average"] for _, about, _ in (whole, mixed, doubtful)] == [
-        pytest.approx(80.9, abs=0.05),
-        None,
-        pytest.approx(80.9, abs=0.05),
-    ]
+def test_the_averages_are_those_of_the_table_that_the_scores_are_from(whole, mixed):
+    assert whole[1]["average"] == pytest.approx(80.9, abs=0.05)
+    assert mixed[1]["average"] is None
 
 
 def test_the_terminal_shows_which_scores_are_at_the_baseline(mixed):
@@ -285,12 +275,11 @@ def test_page_and_terminal_round_a_score_alike(store, score, shown):
     assert row[1] == shown
 
 
-def test_finetuning_that_differs_or_has_few_seeds_breaks_the_rules():
+def test_finetuning_that_differs_between_tasks_breaks_a_rule():
     runs = [Finetuning(epochs=epochs).model_dump() | {"task": f"{epochs}", "pretrained": True} for epochs in (5, 6)]
     verdicts = {rule: (mark, fact) for rule, mark, fact in rules.finetuning_rules(runs)}
     assert verdicts["at most 5 epochs"] == ("✗", "5, 6")
     assert verdicts["one setting for all tasks"] == ("✗", "differ: epochs")
-    assert verdicts["median of 5 seeds"] == ("✗", "1 per task")
     assert scores.settings(runs)["epochs"] == [5, 6]
 
 
@@ -317,13 +306,10 @@ def test_up_to_a_tenth_of_the_time_lost_is_in_the_budget_alone(store, stopped):
         ({"decontamination": SEARCHED | {"not_at_hand": ["cola/validation"]}}, TEXT, "?", "cola/validation; scored on"),
         ({"decontamination": SEARCHED | {"words": 50}}, TEXT, "?", "50 words in a row"),
         ({"decontamination": SEARCHED}, TEXT, "✓", "50 documents dropped; 13 words in a row"),
-        ({"decontamination": None}, TEXT, "?", "did not pass the stage decontaminate"),
     ],
-)  # fmt: skip
+)
 def test_a_rule_that_is_broken_or_unknown_is_marked_with_the_fact(changes, rule, verdict, fact):
     model = lineage(**changes)
-    if changes.get("decontamination", ...) is None:
-        del model["decontaminate/00000000000a"]
     rows = {row[0]: row[1:] for row in rules.pretraining_rules(model, model[MODEL], {"cola"})}
     assert rows[rule][0] == verdict
     assert fact in rows[rule][1]
@@ -372,42 +358,16 @@ def test_runs_that_differ_in_kept_models_make_one_report_and_scores_know_their_d
 def test_the_learning_curve_has_the_gain_per_doubling_of_the_examples(store):
     shares = ((1.0, (11.0, 13.0)), (0.25, (4.0, 5.0)), (0.5, (7.0, 9.0)))
     runs = [finetuned("cola", score, i, share=share) for share, pair in shares for i, score in enumerate(pair)]
-    rows = scores.gather(scores.group_runs([*runs, finetuned("rte", 50.0)]).values(), None)
-    curve = sections.learning_curve(rows)
-    assert [(point["column"], point["share"], point["median"], point["per_doubling"]) for point in curve] == [
-        ("CoLA", 0.25, 4.5, None), ("CoLA", 0.5, 8.0, 3.5), ("CoLA", 1.0, 12.0, 4.0)
-    ]  # fmt: skip
-    assert [(point["low"], point["high"], point["train_examples"]) for point in curve][:2] == [
-        (4, 5, 2138),
-        (7, 9, 4276),
+    curve = sections.learning_curve(scores.gather(scores.group_runs([*runs, finetuned("rte", 50.0)]).values(), None))
+    names = ("column", "share", "median", "per_doubling", "low", "high", "train_examples")
+    assert [tuple(point[name] for name in names) for point in curve] == [
+        ("CoLA", 0.25, 4.5, None, 4, 5, 2138),
+        ("CoLA", 0.5, 8.0, 3.5, 7, 9, 4276),
+        ("CoLA", 1.0, 12.0, 4.0, 11, 13, 8551),
     ]
 
 
 # On what the stages really write
-
-
-def test_a_real_run_on_a_probe_has_every_section_a_funnel_that_adds_up_and_nothing_called_glue(
-    store, tmp_path, toy_texts
-):
-    tiny = Pretrain(architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48}, budget=10_000,
-                    budget_unit="tokens", batch_size=8, learning_rate=5e-3)  # fmt: skip
-    probe = Finetune(data="probes", tasks=["neighbours"], seeds=1, epochs=1, max_tokens=32, baseline=True)
-    bert = pretrain.fn(tiny, toy_tokens(tmp_path, toy_texts)["tokens"])
-    page, about, folder = written([finetune.fn(run, bert) for run in probe.runs()])
-    assert re.findall("^## (.*)$", page, flags=re.M) == [
-        "Probes (these are not GLUE)", "Rules of the game", "Recipe", "Budget", "Curves",
-        "Confusion tables", "Data funnel", "Text of the downstream data in the corpus", "Lineage",
-        "Every run",
-    ]  # fmt: skip
-    assert about["average"] is None
-    assert about["contamination"]["checked"] is False
-    passed = {row["stage"]: row["documents"] for row in about["funnel"]}
-    assert (passed["download"], passed["deduplicate"], passed["decontaminate"]) == (301, 300, 300)
-    assert passed["tokenize"] + passed["held out"] == passed["filter"]
-    for name in about["artifacts"]:
-        assert f"[{name}](../../{name}/)" in page
-        assert (store / name / "stage.json").exists()
-    assert (folder / "README.md").read_text() == (bert.path / "README.md").read_text()
 
 
 def test_the_report_says_which_downstream_data_was_in_the_text(store, tmp_path: Path, toy_texts):
