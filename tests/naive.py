@@ -1,6 +1,7 @@
-"""Words and their runs in plain Python, character by character, to compare those of `tasks.text` with."""
+"""Words, their runs and their pieces in plain Python, character by character, to compare those of `tasks.text` with."""
 
 import functools
+import re
 import unicodedata
 
 import regex
@@ -47,3 +48,25 @@ def runs(text: str, n: int, by_halves: bool = True, short: bool = False) -> list
 def jaccard(first: set, second: set) -> float:
     """The similarity of two sets."""
     return len(first & second) / len(first | second) if first or second else 0.0
+
+
+def ascii_words(text: str) -> list[str]:
+    """The words that a vocabulary of ASCII reads in a text."""
+    text = unicodedata.normalize("NFD", text.replace("``", '"').replace("''", '"')).lower()
+    text = "".join(char for char in text if not unicodedata.category(char).startswith("M"))
+    return re.findall(r"\w+|[^\w\s]+", re.sub(r"[^\x09-\x0d\x20-\x7e]", "", text), re.ASCII)
+
+
+def word_pieces(text: str, entries: dict[str, int], unknown: int) -> list[int]:
+    """WordPiece: of what is left of a word, always the longest entry."""
+    found = []
+    for word in ascii_words(text):
+        ids, start = [], 0
+        while start < len(word) and len(word) <= 100:
+            ends = range(len(word), start, -1)
+            pieces = (("##" if start else "") + word[start:end] for end in ends)
+            end, piece = next((e, w) for e, w in zip(ends, pieces, strict=True) if w in entries)
+            ids.append(entries[piece])
+            start = end
+        found += ids or [unknown]
+    return found

@@ -9,7 +9,6 @@ import naive
 import numpy as np
 import pytest
 import regex
-import xxhash
 
 from tasks.text import matching, words
 from tasks.text.matching import hash_ngrams, matching_words
@@ -31,27 +30,22 @@ SAMPLES = [  # the same words
 ]
 
 
-def hash_of(word: bytes) -> int:
-    """The hash of a word, eight bytes at a time."""
-    if len(word) > words.LONG:
-        return xxhash.xxh3_64_intdigest(word)
-    made = 0
-    for start in range(0, len(word), 8):
-        made = made + int.from_bytes(word[start : start + 8], "little") & (1 << 64) - 1
-        made = (made ^ made >> 32) * int(words.MULTIPLIER) & (1 << 64) - 1
-        made ^= made >> 32
-    return made
-
-
 def hashes_of(found: list[str]) -> list[int]:
-    return [hash_of(word.encode()) for word in found if word]
+    """The hashes of words, wherever they stand."""
+    data = [word.encode() for word in found]
+    stops = np.cumsum([len(word) + 1 for word in data], dtype=np.int64) - 1  # a space behind each
+    starts = stops - np.array([len(word) for word in data], dtype=np.int64)
+    return words.hashes_of(b" ".join([*data, b""]), starts, stops).tolist()
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 17, 127, 128, 129, 300])
-def test_words_of_every_length_are_hashed(size: int):
-    assert matching_words([f"a {'x1' * size:.{size}} b"]).hashes.tolist() == hashes_of(
-        ["a", f"{'x1' * size:.{size}}", "b"]
-    )
+def test_words_of_every_length_that_differ_in_one_letter_have_their_own_hashes_in_any_place(size: int):
+    word = f"{'x1' * size:.{size}}"
+    different = [word, *(f"{word[:place]}z{word[place + 1 :]}" for place in range(size)), f"{word}x"]
+    hashed = matching_words([" ".join(different)]).hashes.tolist()
+    assert len(set(hashed)) == len(different)
+    assert matching_words([f"a {word} b" for word in different]).hashes.tolist()[1::3] == hashed
+    assert 0 not in hashed, "which is no hash"
 
 
 @pytest.mark.parametrize("bits", [1, 5, 8])
