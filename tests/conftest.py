@@ -158,6 +158,11 @@ def texts_of(corpus) -> list[str]:
     return [document.text for document in documents_of(corpus)]
 
 
+def losses_of(corpus: "Artifact") -> list[dict]:
+    """The records and files of a corpus that could not be read."""
+    return [json.loads(line) for line in (corpus.path / "lost.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
 @contextmanager
 def store_of_its_own(folder: Path) -> Iterator[None]:
     """For the fixtures of a module: `store` is that of a test."""

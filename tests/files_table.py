@@ -1,6 +1,6 @@
 """One table of files for every door through which rows are read: the row reader, `download` and a task's own data.
 
-`files_of(rows)` has the same rows in every format, layout and line end, with the numbers that the rows have there.
+FILES has the same ROWS in every format, layout and line end, with the numbers that the rows have there.
 """
 
 import bz2
@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import lzma
+import random
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -20,6 +21,17 @@ import pyarrow.parquet as pq
 import zstandard
 
 Rows = list[dict[str, str]]
+
+
+TEXTS = [
+    'Plain, with a comma;\ta tab | and "quotes".',
+    "Two\nlines, then\n\na third.",
+    "تحتوي هذه الصفحة على مقدمة.",
+    "第一章 入门指南",
+    "Grüße aus Köln \N{GRINNING FACE}",
+    *(f"Document {i} of the toy corpus." for i in range(20)),
+]
+ROWS = [{"text": text, "of": f"set {i % 3}", "note": ("", '"2"', "é")[i % 3]} for i, text in enumerate(TEXTS)]
 
 
 class File(NamedTuple):
@@ -51,6 +63,17 @@ def jsonl_of(rows: Rows, between: str = "\n") -> bytes:
     return between.join(json.dumps(row) for row in rows).encode() + between.encode()
 
 
+def json_lines(texts: list, field: str = "text") -> bytes:
+    """Lines as those of the Pile."""
+    return jsonl_of([{field: text, "meta": {"pile_set_name": "toy"}} for text in texts])
+
+
+def noise(documents: int = 3000, seed: int = 3) -> list[str]:
+    """Texts that compress little, so that a shard has many chunks."""
+    rng = random.Random(seed)
+    return [f"{i} {rng.randbytes(100).hex()}" for i in range(documents)]
+
+
 def parquet_of(table: pa.Table | Rows, **settings) -> bytes:
     file = io.BytesIO()
     pq.write_table(table if isinstance(table, pa.Table) else pa.Table.from_pylist(table), file, **settings)
@@ -72,7 +95,7 @@ def feather_of(rows: Rows) -> bytes:
 
 
 def files_of(rows: Rows) -> dict[str, File]:
-    """Files by name, each with these rows, which all have the same columns."""
+    """Files by name, each with these rows."""
     numbers, lines = list(range(1, len(rows) + 1)), lines_of_csv(rows)
     unquoted = jsonl_of(rows).decode()
     wrapped = {"version": "1", "tags": ["x"], "data": rows}
@@ -105,6 +128,9 @@ def files_of(rows: Rows) -> dict[str, File]:
     }
 
 
+FILES = files_of(ROWS)
+
+
 class _NotClosed:
     """A file that stays open when its writer is closed."""
 
@@ -125,7 +151,17 @@ def gz(data: bytes) -> bytes:
     return gzip.compress(data, mtime=0)
 
 
-COMPRESSIONS = {".gz": gz, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress, ".lz4": lz4}
+def zst(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+COMPRESSIONS = {".gz": gz, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zst, ".lz4": lz4}
+
+
+def packed(data: bytes, name: str) -> bytes:
+    """Compressed as the end of a name says, or as it is."""
+    suffix = name[name.rfind(".") :]
+    return COMPRESSIONS[suffix](data) if suffix in COMPRESSIONS else data
 
 
 def zip_of(files: dict[str, bytes]) -> bytes:

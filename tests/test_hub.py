@@ -25,8 +25,7 @@ import pyarrow as pa
 import pytest
 from conftest import asked_for, documents_of, downloaded, refusal
 from files_table import gz as gzipped
-from files_table import parquet_of
-from test_sources import json_lines, noise, packed
+from files_table import json_lines, jsonl_of, noise, packed, parquet_of
 
 from model.errors import InputError
 from tasks import download as download_stage
@@ -181,7 +180,7 @@ def zst(texts: list[str], field: str = "text") -> bytes:
 
 def gz(texts: list[str]) -> bytes:
     """Lines that name no source."""
-    return gzipped("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+    return gzipped(jsonl_of([{"text": text} for text in texts]))
 
 
 def articles(seed: int) -> bytes:

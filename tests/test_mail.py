@@ -1,16 +1,14 @@
 """Mail and subtitles: what is read of them, in files, compressions and archives."""
 
 import gzip
-import io
 import mailbox
-import tarfile
 from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
 from conftest import asked_for, documents_of, downloaded, refusal, texts_of
+from files_table import tar_of
 
-from model.errors import InputError
 from tasks.corpus.mail import body_of, messages, speech_in
 
 BODY = "Liebe Anna,\n\nFrom the harbour I write to you: die Größe {} ist da.\n\nFrom here on, nothing.\n\nGruß"
@@ -81,11 +79,7 @@ def test_mail_is_read_by_its_content_compressed_and_in_archives(store: Path, tmp
         assert texts_of(downloaded(maildir)) == TEXTS[:1]
     (tmp_path / "b.mbox.gz").write_bytes(gzip.compress(box))
     assert texts_of(downloaded(tmp_path / "b.mbox.gz")) == TEXTS
-    with tarfile.open(tmp_path / "c.tar", "w") as archive:
-        for name, data in {"x/a.eml": one, "b.mbox": box, "empty.mbox": b""}.items():
-            about = tarfile.TarInfo(name)
-            about.size = len(data)
-            archive.addfile(about, io.BytesIO(data))
+    (tmp_path / "c.tar").write_bytes(tar_of({"x/a.eml": one, "b.mbox": box, "empty.mbox": b""}))
     assert texts_of(downloaded(tmp_path / "c.tar")) == [TEXTS[0], *TEXTS]
 
 
@@ -140,29 +134,3 @@ def test_subtitles_are_what_is_said_in_them(store: Path, tmp_path: Path):
     assert texts_of(downloaded(tmp_path / "?.*t")) == list(SPOKEN.values())
     (tmp_path / "a.srt").write_bytes(SRT.replace("\r\n", "\r").encode())
     assert texts_of(downloaded(tmp_path / "a.srt")) == [SPOKEN[SRT]]
-
-
-NAMED_WRONGLY = {
-    "mail named text": (
-        "a.txt",
-        b"From a@x.org Mon Jan  1 10:00:00 2024\nSubject: x\n\ntext\n",
-        r"a\.txt .*mail.*\.mbox",
-    ),
-    "message named text": ("a.txt", b"Received: from x\nSubject: x\n\ntext\n", r"a\.txt .*mail.*\.eml"),
-    "message that was sent": ("a.txt", b"From: a@x\nTo: b,\n\tc\nMIME-Version: 1.0\n\ntext\n", r"a\.txt .*mail.*\.eml"),
-    "subtitles named text": ("a.txt", SRT.encode(), r"a\.txt .*subtitles.*\.srt"),
-    "text named mail": ("a.mbox", b"Once upon a time.\n", r"a\.mbox .*header"),
-    "text named subtitles": ("a.vtt", b"Once upon a time.\n", r"a\.vtt .*times"),
-    "subtitles in another form": ("a.ass", b"[Script Info]\nTitle: x\n", r"a\.ass is subtitles.*ffmpeg"),
-    "Outlook": ("a.pst", b"!BDN\0\0", r"a\.pst is a mailbox of Outlook.*readpst"),
-    "Apple's sent mail": ("a.emlx", b"1234\nFrom: a@x\nMessage-ID: <1>\n\ntext\n", r"a\.emlx is a mail of Apple"),
-    "Apple Mail": ("a.emlx", b"1234\nReceived: from x\nSubject: x\n\ntext\n", r"a\.emlx is a mail of Apple.*\.mbox"),
-}
-
-
-@pytest.mark.parametrize("name", NAMED_WRONGLY)
-def test_mail_and_subtitles_are_not_read_as_plain_text(store: Path, tmp_path: Path, name: str):
-    file, data, said = NAMED_WRONGLY[name]
-    (tmp_path / file).write_bytes(data)
-    with pytest.raises(InputError, match=said):
-        downloaded(tmp_path / file)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import documents_of, texts_of
+from conftest import documents_of, losses_of, texts_of
 from files_table import jsonl_of, parquet_of
 from test_hub import Hub, address_of, online, serving  # noqa: F401 - the fixture `online`
-from test_sources import losses_of
 
 from model.errors import InputError
 from tasks.corpus import documents, parts
