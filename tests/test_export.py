@@ -1,4 +1,4 @@
-"""Model folders: the same scores here and in transformers, in both directions."""
+"""Model folders: the same scores here and in transformers, in both directions, of every layout and head."""
 
 import json
 import re
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import roughen
 from safetensors import safe_open
 from safetensors.torch import save_file
+from toys import BIASES, MODERN, ORIGINAL, rough_bert, rough_classifier
 
 from flows.recipes.recipe import RECIPES
 from model import layouts
@@ -21,68 +21,75 @@ from model.settings import Architecture
 from tasks.text import tokenizer as vocabulary_ids
 
 VOCABULARY, LENGTH = 60, 24
-SMALL = {"layers": 3, "hidden": 32, "heads": 4, "intermediate": 48, "norm_eps": 1e-6}
-MODERN = SMALL | {"positions": "rotary", "norm_bias": False, "first_norm": False, "head_transform": True}
-BIASES = {"bias": True, "qkv_bias": True, "decoder_bias": True}
-POST = {"norm_order": "post", "activation": "gelu", "final_norm": False, "head_transform": True}
-ORIGINAL = SMALL | POST | BIASES | {"positions": "learned"}
-NATIVE = {  # the model of transformers, and a layout that it has
+SIZES = {"layers": 3, "hidden": 32, "heads": 4, "intermediate": 48, "norm_eps": 1e-6}
+NATIVE = {  # the model of transformers, and the axes of a layout that it has
     "modern": ("ModernBert", MODERN),
     "modern with biases": ("ModernBert", MODERN | BIASES | {"norm_bias": True}),
     "modern untied": ("ModernBert", MODERN | {"tied": False, "decoder_bias": True}),
     "bert": ("Bert", ORIGINAL),
 }
 OWN = {  # a layout that transformers doesn't have, and axes that keep it from being one of those above
-    "the paper's": (SMALL, {"positions", "head_transform", "first_norm"}),
+    "the paper's": ({}, {"positions", "head_transform", "first_norm"}),
     "relu2": (MODERN | {"activation": "relu2"}, {"activation"}),
     "rmsnorm": (MODERN | {"norm": "rmsnorm"}, {"norm"}),
-    "factorised": (MODERN | {"embedding": 16}, {"embedding"}),
-    "shared": (MODERN | {"different_layers": 1}, {"different_layers"}),
-    "fewer feed-forward layers": (MODERN | {"layers": 4, "ffn_every": 2}, {"ffn_every"}),
+    "factorised": (MODERN | BIASES | {"embedding": 16}, {"embedding"}),
+    "fewer feed-forward layers": (
+        MODERN | {"layers": 4, "different_layers": 2, "ffn_every": 2},
+        {"different_layers", "ffn_every"},
+    ),
     "convolution": (MODERN | {"convolution": 3}, {"convolution"}),
     "biases but for queries": (MODERN | {"bias": True}, {"qkv_bias"}),
     "funnel": (MODERN | {"head_transform": False, "funnel": 1}, {"funnel", "head_transform"}),
-    "bert, sinusoidal": (ORIGINAL | {"positions": "sinusoidal"}, {"positions"}),
-    "albert": (ORIGINAL | {"embedding": 16, "different_layers": 1}, {"embedding", "different_layers"}),
-    "bert, untied": (ORIGINAL | {"tied": False}, {"tied"}),
+    "two halvings": (MODERN | {"funnel": 2, "layers": 6, "convolution": 5}, {"funnel", "convolution"}),
+    "bert, two halvings": (ORIGINAL | {"funnel": 2, "layers": 5}, {"funnel"}),
+    "bert, sinusoidal": (
+        ORIGINAL | {"positions": "sinusoidal", "embedding_norm": False},
+        {"positions", "embedding_norm"},
+    ),
+    "albert, untied": (
+        ORIGINAL | {"embedding": 16, "different_layers": 1, "tied": False},
+        {"embedding", "different_layers", "tied"},
+    ),
 }
-WITH_HF = {name: ("Cram", OWN[name][0]) for name in ("the paper's", "funnel", "convolution", "albert", "bert, untied")}
-LAYOUTS = {name: layout for name, (_, layout) in NATIVE.items()} | {name: layout for name, (layout, _) in OWN.items()}
+FAMILIES = {name: family for name, (family, _) in NATIVE.items()} | dict.fromkeys(OWN, "Cram")
+AXES = {name: axes for name, (_, axes) in NATIVE.items()} | {name: axes for name, (axes, _) in OWN.items()}
+LAYOUTS = {name: Architecture(**SIZES | axes) for name, axes in AXES.items()}
 LABELS = ("entailment", "neutral", "contradiction")
+one_of_each_family = pytest.mark.parametrize("layout", ["modern with biases", "bert", "the paper's"])
 torch.set_num_threads(1)  # for so small a model; several that wait for a busy core take a hundred times as long
 
 
-def some_bert(layout: dict) -> Bert:
-    return roughen(Bert(Architecture(**layout), VOCABULARY, LENGTH, seed=3).eval())
+def some_bert(layout: str) -> Bert:
+    return rough_bert(LAYOUTS[layout], VOCABULARY, LENGTH)
 
 
-def some_classifier(layout: dict, head: str, classes: int = 3, **reads) -> Classifier:
-    classifier = Classifier(some_bert(layout), classes, dropout=0.0, seed=2, head=head, **reads).eval()
-    roughen(classifier.classifier)
-    return classifier
+def some_classifier(layout: str, head: str = "native", classes: int = 3, **reads) -> Classifier:
+    return rough_classifier(some_bert(layout), classes, head, **reads)
 
 
 # token ids, two of the sequences shorter than the others
 PADDED = torch.randint(5, VOCABULARY, (3, LENGTH), generator=torch.Generator().manual_seed(1))
-PADDED[0, 9:] = PADDED[2, -1:] = PAD
-PADDED[0, [4, 8]] = PADDED[1, [6, -1]] = PADDED[2, [3, -2]] = SEP  # two texts each
+PADDED[0, 9:] = PADDED[2, -4:] = PAD
+PADDED[0, [4, 8]] = PADDED[1, [6, -1]] = PADDED[2, [3, -5]] = SEP  # two texts each
+SEEN = PADDED != PAD
 
 
-def states(bert: Bert) -> torch.Tensor:
+def states(bert: Bert, tokens: torch.Tensor = PADDED) -> torch.Tensor:
     with torch.no_grad():
-        return bert.encode(PADDED, padded=True)
+        return bert.encode(tokens, padded=True)
 
 
-def scores(model: Bert | Classifier) -> torch.Tensor:
+def scores(model: Bert | Classifier, tokens: torch.Tensor = PADDED) -> torch.Tensor:
     """Of the vocabulary for all tokens, or of a classifier's classes."""
     with torch.no_grad():
-        return model(PADDED) if isinstance(model, Classifier) else model.logits(states(model))
+        return model(tokens) if isinstance(model, Classifier) else model.logits(states(model, tokens))
 
 
-def answers(theirs: torch.nn.Module, field: str = "logits") -> torch.Tensor:
-    """The scores, or the states, of a model of transformers."""
+def answers(theirs: torch.nn.Module, field: str = "logits", tokens: torch.Tensor = PADDED) -> torch.Tensor:
+    """The scores, or the states, of a model of transformers, which is given padding by the mask alone."""
+    seen = tokens != PAD
     with torch.no_grad():
-        return theirs.eval()(input_ids=PADDED, attention_mask=(PADDED != PAD).long())[field]
+        return theirs.eval()(input_ids=tokens.where(seen, SPECIALS), attention_mask=seen.long())[field]
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -108,8 +115,26 @@ def loaded_by(auto: type, folder: Path, **settings) -> torch.nn.Module:
     return theirs
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_what_is_saved_and_loaded_is_the_same_model_stored_once_in_single_precision(layout, tmp_path):
+def retrained(theirs: torch.nn.Module, folder: Path, **how) -> None:
+    """Give all parameters of a transformers model other values, of token types the first, and save it."""
+    generator = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for key, parameter in theirs.named_parameters():
+            values = parameter[:1] if "token_type" in key else parameter
+            values.copy_(0.3 * torch.randn(values.shape, generator=generator))
+    theirs.save_pretrained(folder, **how)
+
+
+def assert_has_new_head(loaded: Bert) -> None:
+    new = Bert(loaded.architecture, loaded.vocabulary, loaded.length).head.state_dict()
+    assert all(torch.equal(value, new[key]) for key, value in loaded.head.state_dict().items())
+
+
+# Layout, head and way of loading
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_model_of_every_layout_has_the_same_scores_however_it_is_loaded(layout, tmp_path, transformers):
     bert = some_bert(layout)
     save(bert, tmp_path)
     loaded = load(str(tmp_path)).eval()  # as a string, as every library takes a path
@@ -117,89 +142,174 @@ def test_what_is_saved_and_loaded_is_the_same_model_stored_once_in_single_precis
     for name, value in bert.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
     assert torch.equal(scores(loaded), scores(bert))
-    save(bert.bfloat16(), tmp_path)
-    tensors = tensors_of(tmp_path).values()
-    assert {tensor.dtype for tensor in tensors} == {torch.float32}
-    assert sum(tensor.ndim == 2 and len(tensor) == VOCABULARY for tensor in tensors) == 2 - bert.architecture.tied
 
+    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path)
+    assert (type(theirs).__name__, theirs.dtype) == (f"{FAMILIES[layout]}ForMaskedLM", torch.float32)
+    assert config_of(tmp_path)["architectures"] == [f"{FAMILIES[layout]}ForMaskedLM"]
+    assert scores(bert).std() > 0.1
+    for implementation in ("sdpa", "eager"):
+        theirs.set_attn_implementation(implementation)
+        for tokens in (PADDED, PADDED[:, : LENGTH - 3]):  # which a funnel can't halve
+            seen = tokens != PAD
+            assert_close(answers(theirs, tokens=tokens)[seen], scores(bert, tokens)[seen])
+    bare = transformers.AutoModel.from_pretrained(tmp_path)
+    assert_close(answers(bare, "last_hidden_state")[SEEN], states(bert)[SEEN])
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_classifier_with_the_papers_head_is_saved_whole_without_a_vocabulary_head(layout, tmp_path, transformers):
-    ours = some_classifier(layout, "tanh", pooling="compare", texts=2)
-    save_classifier(ours, tmp_path, LABELS)
-    assert_close(answers(loaded_by(transformers.AutoModelForSequenceClassification, tmp_path)), scores(ours))
-    loaded = load(tmp_path)
-    assert torch.equal(states(loaded.eval()), states(ours.bert))
-    assert torch.equal(states(loaded.train()), states(ours.bert))  # without dropout
-    new = Bert(ours.bert.architecture, VOCABULARY, LENGTH).head.state_dict()
-    assert all(torch.equal(value, new[key]) for key, value in loaded.head.state_dict().items())
-
-
-def retrained(theirs: torch.nn.Module, folder: Path, **how) -> torch.Tensor:
-    """Give all parameters of a transformers model other values, of token types the first, and save it; its scores."""
-    generator = torch.Generator().manual_seed(8)
-    with torch.no_grad():
-        for key, parameter in theirs.named_parameters():
-            values = parameter[:1] if "token_type" in key else parameter
-            values.copy_(0.3 * torch.randn(values.shape, generator=generator))
-    theirs.save_pretrained(folder, **how)
+    retrained(theirs, tmp_path / "again")
+    loaded = load(tmp_path / "again").eval()
     assert answers(theirs).std() > 0.1
-    return answers(theirs)
+    assert_close(states(loaded)[SEEN], answers(theirs.base_model, "last_hidden_state")[SEEN])
+    assert_close(scores(loaded)[SEEN], answers(theirs)[SEEN])
 
 
-MATRIX = [  # model, layout, head and pooling; transformers' BERT has no pooling but that of the first token
-    pytest.param(name, layout, head, pooling, id=f"{id_} {head} {pooling}".rstrip())
-    for id_, (name, layout) in (NATIVE | WITH_HF).items()
-    for head, pooling in [("MaskedLM", ""), ("SequenceClassification", "cls"), ("SequenceClassification", "mean"),
-                          ("TokenClassification", "mean")]  # of tokens, nothing is pooled
-    if not (name == "Bert" and head.startswith("Sequence") and pooling == "mean")
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "layout", "head", "pooling"), MATRIX)
-def test_transformers_gives_the_same_scores_and_states_and_what_it_trains_loads_here(
-    name, layout, head, pooling, tmp_path, transformers
+@pytest.mark.parametrize(
+    ("family", "layout", "head", "reads"),
+    [
+        ("ModernBert", "modern", "native", {"pooling": "cls", "texts": 2}),
+        ("ModernBert", "modern", "native", {"pooling": "mean", "texts": 1}),
+        ("ModernBert", "modern with biases", "native", {"pooling": "cls"}),
+        ("ModernBert", "modern with biases", "native", {"kind": "tokens"}),
+        ("ModernBert", "modern untied", "native", {"pooling": "mean"}),
+        ("Cram", "modern", "tanh", {"pooling": "compare", "texts": 2}),
+        ("Bert", "bert", "native", {"pooling": "cls", "texts": 2}),
+        ("Bert", "bert", "native", {"kind": "tokens"}),
+        ("Cram", "bert", "tanh", {"pooling": "mean", "texts": 2}),
+        ("Cram", "albert, untied", "tanh", {"kind": "tokens"}),
+        ("Cram", "the paper's", "tanh", {"pooling": "cls", "texts": 1}),
+        ("Cram", "convolution", "tanh", {"pooling": "compare", "texts": 1}),
+        ("Cram", "funnel", "tanh", {"pooling": "compare", "texts": 2}),
+        ("Cram", "funnel", "tanh", {"pooling": "mean"}),
+        ("Cram", "two halvings", "tanh", {"kind": "tokens"}),
+    ],
+)
+def test_a_classifier_has_the_same_scores_there_and_its_encoder_and_how_its_inputs_are_made_are_known_here(
+    family, layout, head, reads, tmp_path, transformers
 ):
-    seen = PADDED != PAD
-    if head == "MaskedLM":
-        bert = ours = some_bert(layout)
-        save(bert, tmp_path)
-    else:
-        own_head = "tanh" if name == "Cram" else "native"
-        kind = "tokens" if head.startswith("Token") else "classes"
-        ours = some_classifier(layout, own_head, pooling=pooling, kind=kind, texts=2 if kind == "classes" else 1)
-        bert = ours.bert
-        save_classifier(ours, tmp_path, LABELS)
-    theirs = loaded_by(getattr(transformers, f"AutoModelFor{head}"), tmp_path)
-    assert (type(theirs).__name__, theirs.dtype) == (f"{name}For{head}", torch.float32)
-    assert config_of(tmp_path)["architectures"] == [f"{name}For{head}"]
-    counted = seen if head.startswith("Token") else slice(None)
+    ours = some_classifier(layout, head, **reads)
+    save_classifier(ours, tmp_path, LABELS, max_tokens=16)
+    kind = "TokenClassification" if reads.get("kind") == "tokens" else "SequenceClassification"
+    counted = SEEN if kind == "TokenClassification" else slice(None)
+    theirs = loaded_by(getattr(transformers, f"AutoModelFor{kind}"), tmp_path)
+    assert (type(theirs).__name__, theirs.dtype) == (f"{family}For{kind}", torch.float32)
+    assert config_of(tmp_path)["architectures"] == [f"{family}For{kind}"]
     assert scores(ours).std() > 0.1
     for implementation in ("sdpa", "eager"):
         theirs.set_attn_implementation(implementation)
         assert_close(answers(theirs)[counted], scores(ours)[counted])
-    assert_close(
-        answers(transformers.AutoModel.from_pretrained(tmp_path), "last_hidden_state")[seen], states(bert)[seen]
-    )
-    expected = retrained(theirs, tmp_path / "again")
+    loaded = load(tmp_path)
+    assert torch.equal(states(loaded.eval()), states(ours.bert))
+    assert torch.equal(states(loaded.train()), states(ours.bert))  # without dropout
+    if head == "tanh":
+        assert_has_new_head(loaded)
+    retrained(theirs, tmp_path / "again")
     loaded = load(tmp_path / "again").eval()
-    assert_close(states(loaded)[seen], answers(theirs.base_model, "last_hidden_state")[seen])
-    if head == "MaskedLM":
-        assert_close(scores(loaded), expected)
+    assert_close(states(loaded)[SEEN], answers(theirs.base_model, "last_hidden_state")[SEEN])
+    for folder in (tmp_path, tmp_path / "again"):
+        about = config_of(folder)["cram"]
+        assert (about["texts"], about["max_tokens"]) == (ours.texts, 16)
+        assert family == "Cram" or about["architecture"].keys() == Architecture.model_fields.keys()
+
+
+@one_of_each_family
+@pytest.mark.parametrize("head", ["QuestionAnswering", ""])
+def test_whatever_head_transformers_saved_a_model_with_its_encoder_loads(head, layout, tmp_path, transformers):
+    save(some_bert(layout), tmp_path)
+    auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
+    theirs = auto.from_pretrained(tmp_path)
+    retrained(theirs, tmp_path / "again", max_shard_size="10KB")
+    assert len(list((tmp_path / "again").glob("*.safetensors"))) > 3
+    loaded = load(tmp_path / "again").eval()
+    assert_close(states(loaded)[SEEN], answers(theirs.base_model, "last_hidden_state")[SEEN])
+    if layout == "bert":  # whose other models have no part of a vocabulary head
+        assert_has_new_head(loaded)
+
+
+@pytest.mark.parametrize(("layout", "matrices"), [("modern", 1), ("bert", 1), ("albert, untied", 2)])
+def test_weights_are_stored_once_and_in_single_precision(layout, matrices, tmp_path):
+    save(some_bert(layout).bfloat16(), tmp_path)
+    tensors = tensors_of(tmp_path).values()
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+    assert sum(tensor.ndim == 2 and len(tensor) == VOCABULARY for tensor in tensors) == matrices
+
+
+def test_half_of_the_precision_becomes_single_again(tmp_path, transformers):
+    save(some_bert("modern"), tmp_path)
+    half = loaded_by(transformers.AutoModelForMaskedLM, tmp_path, dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "again")
+    assert {tensor.dtype for tensor in tensors_of(tmp_path / "again").values()} == {torch.bfloat16}
+    loaded = load(tmp_path / "again").eval()
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path / "again", dtype=torch.float32)
+    assert_close(scores(loaded)[SEEN], answers(theirs)[SEEN])
+
+
+@one_of_each_family
+def test_the_fields_of_transformers_decide_not_what_cram_wrote_before(layout, tmp_path, transformers):
+    save(some_bert(layout), tmp_path)
+    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path)
+    theirs.resize_token_embeddings(VOCABULARY + 4)
+    blocks = next(part for part in theirs.base_model.modules() if isinstance(part, torch.nn.ModuleList))
+    del blocks[2]
+    theirs.config.num_hidden_layers = 2
+    if theirs.config.model_type == "modernbert":
+        theirs.config.layer_types = theirs.config.layer_types[:2]
+    theirs.save_pretrained(tmp_path / "again")
+    loaded = load(tmp_path / "again").eval()
+    assert (loaded.vocabulary, loaded.architecture.layers) == (VOCABULARY + 4, 2)
+    assert_close(scores(loaded)[SEEN], answers(theirs)[SEEN])
+
+
+def test_the_first_of_trained_token_types_is_part_of_the_positions_and_of_others_there_is_a_warning(
+    tmp_path, transformers
+):
+    save(some_bert("bert"), tmp_path)
+    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path)
+    types = theirs.bert.embeddings.token_type_embeddings.weight
+    with torch.no_grad():
+        types[0] = 0.1 * torch.randn(32, generator=torch.Generator().manual_seed(1))
+        types[1] = types[0]
+    theirs.save_pretrained(tmp_path / "trained")
+    with pytest.warns(UserWarning, match="token types.*pairs"):
+        loaded = load(tmp_path / "trained").eval()
+    assert_close(scores(loaded)[SEEN], answers(theirs)[SEEN])
+    assert (scores(load(tmp_path).eval()) - answers(theirs)).abs().max() > 1e-3
+    with torch.no_grad():
+        types[1] = 0
+    theirs.save_pretrained(tmp_path / "trained")
+    assert torch.equal(scores(load(tmp_path / "trained").eval()), scores(loaded))
+    save(loaded, tmp_path / "trained")
+    again = loaded_by(transformers.AutoModelForMaskedLM, tmp_path / "trained")
+    assert_close(answers(again)[SEEN], answers(theirs)[SEEN])
+
+
+def test_a_classifier_is_saved_with_all_tokens_only(tmp_path, transformers):
+    classifier = some_classifier("modern")
+    expected = scores(classifier)
+    classifier.bert.keep_tokens(torch.arange(30))
+    with pytest.raises(RuntimeError):
+        save_classifier(classifier, tmp_path, LABELS)
+    classifier.bert.restore_tokens()
+    save_classifier(classifier, tmp_path, LABELS)
+    assert_close(answers(loaded_by(transformers.AutoModelForSequenceClassification, tmp_path)), expected)
+
+
+# What config.json says
 
 
 @pytest.mark.parametrize(
-    ("kind", "labels", "problem"),
+    ("layout", "head", "kind", "labels", "problem"),
     [
-        ("classes", LABELS, "single_label_classification"),
-        ("multilabel", LABELS, "multi_label_classification"),
-        ("multilabel", ("urgent",), "multi_label_classification"),
-        ("regression", (), "regression"),
+        ("the paper's", "tanh", "classes", LABELS, "single_label_classification"),
+        ("bert", "native", "multilabel", LABELS, "multi_label_classification"),
+        ("the paper's", "tanh", "multilabel", ("urgent",), "multi_label_classification"),
+        ("the paper's", "tanh", "regression", (), "regression"),
+        ("bert", "native", "regression", (), "regression"),
     ],
 )
-@pytest.mark.parametrize("layout", [ORIGINAL, SMALL], ids=["bert", "the paper's"])
-def test_a_folder_says_what_kind_its_scores_are_and_their_scale(layout, kind, labels, problem, tmp_path, transformers):
-    ours = some_classifier(layout, "native" if layout is ORIGINAL else "tanh", len(labels) or 1, kind=kind)
+def test_a_folder_says_what_kind_its_scores_are_and_their_scale(
+    layout, head, kind, labels, problem, tmp_path, transformers
+):
+    ours = some_classifier(layout, head, len(labels) or 1, kind=kind)
     before = scores(ours)
     ours.rescale(scale=12.0, shift=-7.0)
     assert_close(scores(ours), 12 * before - 7)
@@ -207,25 +317,11 @@ def test_a_folder_says_what_kind_its_scores_are_and_their_scale(layout, kind, la
     theirs = loaded_by(transformers.AutoModelForSequenceClassification, tmp_path)
     theirs.save_pretrained(tmp_path / "again")
     for folder in (tmp_path, tmp_path / "again"):
-        assert config_of(folder)["problem_type"] == problem
-        assert theirs.config.id2label == dict(enumerate(labels or ["score"]))
-        assert theirs.config.label2id == {label: number for number, label in theirs.config.id2label.items()}
+        config = config_of(folder)
+        assert config["problem_type"] == problem
+        assert config["id2label"] == {str(number): label for number, label in enumerate(labels or ["score"])}
+        assert config["label2id"] == {label: number for number, label in enumerate(labels or ["score"])}
         assert_close(answers(loaded_by(transformers.AutoModelForSequenceClassification, folder)), scores(ours))
-
-
-@pytest.mark.parametrize("name", ["modern", "bert"])
-def test_a_classifier_of_transformers_starts_from_the_whole_encoder(name, tmp_path, transformers):
-    bert = some_bert(NATIVE[name][1])
-    save(bert, tmp_path)
-    classifier, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-        tmp_path, num_labels=3, output_loading_info=True
-    )
-    new = {key.removeprefix("bert.").split(".")[0] for key in report["missing_keys"]}
-    assert new <= {"classifier", "dense", "pooler"}
-    assert_close(answers(classifier.base_model, "last_hidden_state"), states(bert))
-    if name == "modern":
-        assert torch.equal(classifier.head.dense.weight, bert.head.dense.weight)
-    assert answers(classifier).shape == (3, 3)
 
 
 def test_the_ids_of_special_tokens_are_those_of_the_vocabulary():
@@ -235,7 +331,7 @@ def test_the_ids_of_special_tokens_are_those_of_the_vocabulary():
 
 
 def test_attention_is_global_and_rotation_is_ours_for_engines_that_read_either_spelling(tmp_path, transformers):
-    save(some_bert(MODERN), tmp_path)
+    save(some_bert("modern"), tmp_path)
     config = config_of(tmp_path)
     earlier = ("global_rope_theta", "local_rope_theta", "global_attn_every_n_layers")
     for spelling in (earlier, ("rope_parameters", "layer_types")):
@@ -248,37 +344,36 @@ def test_attention_is_global_and_rotation_is_ours_for_engines_that_read_either_s
     assert config["classifier_activation"] == config["hidden_activation"] == "gelu"
 
 
-@pytest.mark.parametrize(("name", "layout"), NATIVE.values(), ids=NATIVE)
-def test_a_layout_that_transformers_has_is_named_and_has_a_classifier_of_the_native_head_there(name, layout):
-    about, token_class = Architecture(**layout), f"{name}ForTokenClassification"
-    assert layouts.transformers_model(about) == (name, None)
-    assert layouts.transformers_classifier(about, "native") == (f"{name}ForSequenceClassification", None)
+# Which layouts and heads transformers has
+
+
+@pytest.mark.parametrize("layout", NATIVE)
+def test_a_layout_that_transformers_has_is_named_and_has_a_classifier_of_the_native_head_there(layout):
+    family, about = FAMILIES[layout], LAYOUTS[layout]
+    assert layouts.transformers_model(about) == (family, None)
+    assert layouts.transformers_classifier(about, "native") == (f"{family}ForSequenceClassification", None)
     for kind in ("classes", "tokens"):
         none, why_not = layouts.transformers_classifier(about, "tanh", kind=kind)
         assert none is None
         assert "head" in why_not
     for pooling in ("cls", "mean", "compare"):  # which tokens have none of
-        assert layouts.transformers_classifier(about, "native", pooling, "tokens") == (token_class, None)
-    for pooling in ("mean", "compare") if name == "Bert" else ("compare",):
+        named = layouts.transformers_classifier(about, "native", pooling, "tokens")
+        assert named == (f"{family}ForTokenClassification", None)
+    for pooling in ("mean", "compare") if family == "Bert" else ("compare",):
         assert layouts.transformers_classifier(about, "native", pooling)[0] is None
         with pytest.raises(InputError, match="pooling"):
-            Classifier(some_bert(layout), 3, dropout=0.0, seed=0, head="native", pooling=pooling)
+            some_classifier(layout, "native", pooling=pooling)
 
 
-@pytest.mark.parametrize(("layout", "axes"), OWN.values(), ids=OWN)
-def test_a_layout_that_transformers_lacks_is_told_by_its_axes_and_has_no_classifier_there(layout, axes, tmp_path):
-    bert = some_bert(layout)
-    name, why_not = layouts.transformers_model(bert.architecture)
+@pytest.mark.parametrize("layout", OWN)
+def test_a_layout_that_transformers_lacks_is_told_by_its_axes_and_has_no_classifier_there(layout):
+    name, why_not = layouts.transformers_model(LAYOUTS[layout])
     assert name is None
-    assert {axis for axis in Architecture.model_fields if f" {axis} " in why_not} == axes
+    assert {axis for axis in Architecture.model_fields if f" {axis} " in why_not} == OWN[layout][1]
     for head in ("tanh", "native"):
-        assert layouts.transformers_classifier(bert.architecture, head) == (None, why_not)
+        assert layouts.transformers_classifier(LAYOUTS[layout], head) == (None, why_not)
     with pytest.raises(InputError, match=r"finetune\.head"):
-        Classifier(bert, 3, dropout=0.0, seed=0, head="native")
-    save(bert, tmp_path)
-    assert config_of(tmp_path)["model_type"] == "cram"
-    names = {name.removeprefix("bert.") for name in tensors_of(tmp_path)}
-    assert names == bert.state_dict().keys()
+        some_classifier(layout, "native")
 
 
 def test_recipes_give_models_that_transformers_has_or_not():
@@ -286,26 +381,7 @@ def test_recipes_give_models_that_transformers_has_or_not():
     assert {name: layouts.transformers_model(RECIPES[name].pretrain.architecture)[0] for name in models} == models
 
 
-def test_a_classifier_is_saved_with_all_tokens_only(tmp_path, transformers):
-    classifier = some_classifier(MODERN, "native")
-    expected = scores(classifier)
-    classifier.bert.keep_tokens(torch.arange(30))
-    with pytest.raises(RuntimeError):
-        save_classifier(classifier, tmp_path, LABELS)
-    classifier.bert.restore_tokens()
-    save_classifier(classifier, tmp_path, LABELS)
-    assert_close(answers(transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)), expected)
-
-
-@pytest.mark.parametrize("inputs", [(2, 16), (None, None)])
-def test_how_inputs_are_made_stays_known_when_transformers_saves_a_classifier_again(inputs, tmp_path, transformers):
-    texts, max_tokens = inputs
-    save_classifier(some_classifier(MODERN, "native", texts=texts), tmp_path, LABELS, max_tokens)
-    loaded_by(transformers.AutoModelForSequenceClassification, tmp_path).save_pretrained(tmp_path / "again")
-    for folder in (tmp_path, tmp_path / "again"):
-        saved = config_of(folder)["cram"]
-        assert (saved["texts"], saved["max_tokens"]) == inputs
-        assert saved["architecture"].keys() == Architecture.model_fields.keys()
+# Folders without a whole model
 
 
 def spoil(folder: Path, part: str, change: object) -> None:
@@ -361,66 +437,36 @@ DAMAGE = [  # of a pretrained BERT, and what the error names
 ]
 
 
-@pytest.mark.parametrize(("part", "change", "reason"), DAMAGE)
-def test_what_is_no_model_is_refused(part, change, reason, tmp_path):
-    save(some_bert(ORIGINAL), tmp_path)
+OF_A_CLASSIFIER = [  # of ModernBERT's layout, in its encoder
+    ("model.safetensors", {"model.layers.1.mlp.Wo.weight": None}, r"layers\.1\.mlp\.Wo\.weight is missing"),
+    ("model.safetensors", {"model.layers.1.mlp.Wo.scale": torch.ones(3)}, r"layers\.1\.mlp\.Wo\.scale is unknown"),
+    ("model.safetensors", {"model.layers.1.attn.Wqkv.weight": torch.ones(95, 32)}, "size mismatch"),
+    ("model.safetensors", {"model.final_norm.weight": torch.ones(31)}, "size mismatch"),
+]
+
+
+@pytest.mark.parametrize(
+    ("saved", "part", "change", "reason"),
+    [("a model", *row) for row in DAMAGE] + [("a classifier", *row) for row in OF_A_CLASSIFIER],
+)
+def test_what_is_no_model_is_refused(saved, part, change, reason, tmp_path):
+    if saved == "a model":
+        save(some_bert("bert"), tmp_path)
+    else:
+        save_classifier(some_classifier("modern"), tmp_path, LABELS)
     spoil(tmp_path, part, change)
     assert_refused(load, tmp_path, reason)
 
 
-CLASSIFIER_DAMAGE = [
-    ({"model.layers.1.mlp.Wo.weight": None}, r"layers\.1\.mlp\.Wo\.weight is missing"),
-    ({"model.layers.1.mlp.Wo.scale": torch.ones(3)}, r"layers\.1\.mlp\.Wo\.scale is unknown"),
-    ({"model.layers.1.attn.Wqkv.weight": torch.ones(95, 32)}, "size mismatch"),
-    ({"model.final_norm.weight": torch.ones(31)}, "size mismatch"),
-]
-
-
-@pytest.mark.parametrize(("change", "reason"), CLASSIFIER_DAMAGE)
-def test_a_classifier_is_refused_for_what_is_wrong_in_its_encoder(change, reason, tmp_path):
-    save_classifier(some_classifier(MODERN, "native"), tmp_path, LABELS)
-    spoil(tmp_path, "model.safetensors", change)
-    assert_refused(load, tmp_path, reason)
-
-
 def test_a_model_without_a_vocabulary_head_is_refused_where_masks_are_to_be_filled(tmp_path):
-    save_classifier(some_classifier(MODERN, "native"), tmp_path, LABELS)
+    save_classifier(some_classifier("modern"), tmp_path, LABELS)
     assert_refused(lambda folder: load(folder, masked=True), tmp_path, "SequenceClassification; expected MaskedLM")
-    save(some_bert(MODERN), tmp_path)
+    save(some_bert("modern"), tmp_path)
     load(tmp_path, masked=True)
 
 
-OTHER_HEADS = ("QuestionAnswering", "MultipleChoice", "")
-TRANSFORMERS = {"modern": NATIVE["modern with biases"][1], "bert": ORIGINAL, "the paper's": SMALL}
-their_layouts = pytest.mark.parametrize("layout", TRANSFORMERS.values(), ids=TRANSFORMERS)
-
-
-@their_layouts
-@pytest.mark.parametrize("head", OTHER_HEADS)
-def test_whatever_head_transformers_saved_a_model_with_its_encoder_loads(head, layout, tmp_path, transformers):
-    bert = some_bert(layout)
-    save(bert, tmp_path)
-    auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
-    theirs = auto.from_pretrained(tmp_path)
-    retrained_encoder(theirs)
-    theirs.save_pretrained(tmp_path / "again", max_shard_size="10KB")
-    assert len(list((tmp_path / "again").glob("*.safetensors"))) > 3
-    loaded = load(tmp_path / "again").eval()
-    assert_close(states(loaded), answers(theirs.base_model, "last_hidden_state"))
-    if layout is ORIGINAL:  # whose other models have no part of a vocabulary head
-        new = Bert(bert.architecture, VOCABULARY, LENGTH).head.state_dict()
-        assert all(torch.equal(value, new[key]) for key, value in loaded.head.state_dict().items())
-
-
-def retrained_encoder(theirs: torch.nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in theirs.base_model.parameters():
-            if parameter.shape[:1] != (2,):  # of token types
-                parameter.mul_(1.1)
-
-
 def test_shards_are_read_from_the_folder_alone_and_all_of_them(tmp_path, transformers):
-    save(some_bert(ORIGINAL), tmp_path)
+    save(some_bert("bert"), tmp_path)
     loaded_by(transformers.AutoModelForMaskedLM, tmp_path).save_pretrained(tmp_path / "shards", max_shard_size="10KB")
     shards = sorted((tmp_path / "shards").glob("*.safetensors"))
     shards[1].rename(tmp_path / shards[1].name)
@@ -428,73 +474,3 @@ def test_shards_are_read_from_the_folder_alone_and_all_of_them(tmp_path, transfo
     index = tmp_path / "shards" / "model.safetensors.index.json"
     index.write_text(index.read_text().replace(shards[1].name, f"../{shards[1].name}"))
     assert_refused(load, tmp_path / "shards", "not in the folder")
-
-
-def test_the_first_of_trained_token_types_is_part_of_the_positions_and_of_others_there_is_a_warning(
-    tmp_path, transformers
-):
-    save(Bert(Architecture(**ORIGINAL), VOCABULARY, LENGTH, seed=4), tmp_path)
-    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path)
-    types = theirs.bert.embeddings.token_type_embeddings.weight
-    with torch.no_grad():
-        types[0] = 0.1 * torch.randn(32, generator=torch.Generator().manual_seed(1))
-        before, types[1] = answers(theirs), types[0]
-    theirs.save_pretrained(tmp_path / "trained")
-    with pytest.warns(UserWarning, match="token types.*pairs"):
-        loaded = load(tmp_path / "trained").eval()
-    assert (scores(loaded) - before).abs().max() < 1e-6
-    assert (scores(load(tmp_path).eval()) - before).abs().max() > 1e-3
-    with torch.no_grad():
-        types[1] = 0
-    theirs.save_pretrained(tmp_path / "trained")
-    assert (scores(load(tmp_path / "trained").eval()) - before).abs().max() < 1e-6
-    save(loaded, tmp_path / "trained")
-    assert_close(answers(loaded_by(transformers.AutoModelForMaskedLM, tmp_path / "trained")), before)
-
-
-@their_layouts
-def test_the_fields_of_transformers_decide_not_what_cram_wrote_before(layout, tmp_path, transformers):
-    save(some_bert(layout), tmp_path)
-    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path)
-    theirs.resize_token_embeddings(VOCABULARY + 4)
-    encoder = theirs.base_model
-    blocks = next(part for part in encoder.modules() if isinstance(part, torch.nn.ModuleList))
-    del blocks[2]
-    theirs.config.num_hidden_layers = 2
-    if theirs.config.model_type == "modernbert":
-        theirs.config.layer_types = theirs.config.layer_types[:2]
-    theirs.save_pretrained(tmp_path / "again")
-    loaded = load(tmp_path / "again").eval()
-    assert (loaded.vocabulary, loaded.architecture.layers) == (VOCABULARY + 4, 2)
-    assert_close(scores(loaded), answers(theirs))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_of_the_precision_becomes_single_again(dtype, tmp_path, transformers):
-    save(some_bert(MODERN), tmp_path)
-    loaded_by(transformers.AutoModelForMaskedLM, tmp_path, dtype=dtype).save_pretrained(tmp_path / "again")
-    assert {tensor.dtype for tensor in tensors_of(tmp_path / "again").values()} == {dtype}
-    loaded = load(tmp_path / "again").eval()
-    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
-    theirs = loaded_by(transformers.AutoModelForMaskedLM, tmp_path / "again", dtype=torch.float32)
-    assert_close(scores(loaded), answers(theirs))
-
-
-@their_layouts
-def test_adapters_that_are_merged_load_and_those_alone_are_refused(layout, tmp_path, transformers):
-    save(some_bert(layout), tmp_path)
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
-    before = answers(theirs.base_model, "last_hidden_state")
-    generator = torch.Generator().manual_seed(3)
-    named = {"query", "key", "value", "Wqkv"}
-    for name, part in theirs.named_modules():
-        if name.split(".")[-1] in named:  # W + B A, as LoRA's
-            down, up = (torch.randn(size, generator=generator) for size in ((2, 32), (len(part.weight), 2)))
-            part.weight.data += 0.2 * up @ down
-    theirs.save_pretrained(tmp_path / "merged")
-    expected = answers(theirs.base_model, "last_hidden_state")
-    assert (expected - before).abs().max() > 0.1
-    assert_close(states(load(tmp_path / "merged").eval()), expected)
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    assert_refused(load, tmp_path / "adapter", "adapters merged")
