@@ -1,13 +1,11 @@
-"""The page in a real browser: on a telephone, light and dark, without a network; and the escaping of what is on it."""
+"""The page in a real browser, on a telephone, light and dark; and that what is on it is escaped and asks no network."""
 
 import html
 import json
 import re
 import shutil
 import subprocess
-import threading
 from html.parser import HTMLParser
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from conftest import store_of_its_own
@@ -35,9 +33,10 @@ window.onload = () => {{
   document.title = JSON.stringify(found);
 }};</script></body></html>"""  # a window can't be as narrow as a telephone, a frame can
 HOSTILE = (
-    "<script>document.title='taken'</script><img src={url}a.png>![b]({url}b.png)<style>@import '{url}c.css'</style>"
-    "|`x`|&amp;*"
+    "<script>document.title='taken'</script><img src=http://a.org/a.png>![b](http://a.org/b.png)"
+    "<style>@import 'http://a.org/c.css'</style>|`x`|&amp;*"
 )
+NETWORK = {"script", "link", "img", "iframe", "object", "video", "audio"}  # tags that may ask it
 
 
 @pytest.fixture(scope="module")
@@ -88,34 +87,6 @@ def test_the_page_fits_the_screen_and_its_tables_scroll_by_themselves(browser, r
         assert measured(browser, wide, PHONE)["needed"] > PHONE[0], "a page too wide would be noticed"
 
 
-@pytest.fixture
-def server():
-    """The address of a server that a page might ask, and the paths that it was asked for."""
-    paths: list[str] = []
-
-    class Asked(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            paths.append(self.path)
-            self.send_error(404)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{served.server_port}/", paths
-        served.shutdown()
-
-
-def test_nothing_on_the_page_asks_a_network_whatever_the_data_says(browser, server, store):
-    url, asked = server
-    hostile = HOSTILE.format(url=url)
-    _, _, folder = written([finetuned("cola", 50.0, notes=(hostile,))], title=hostile)
-    text = browser((folder / "report.html").read_text())
-    assert not asked
-    assert "document.title='taken'&lt;/script&gt;" in text
-    assert "<title>taken" not in text
-    browser(f'<!doctype html><html><body><img src="{url}seen.png"></body></html>')
-    assert asked == ["/seen.png"]  # so a request would have been seen
-
-
 class Tags(HTMLParser):
     """Collects tags with their attributes, and text."""
 
@@ -135,7 +106,7 @@ class Tags(HTMLParser):
 def test_the_page_is_one_file_without_scripts_and_with_words_for_pictures(report_page):
     found = Tags(report_page).found
     names = [name for name, _ in found]
-    assert not {"script", "link", "img", "iframe", "object", "video", "audio"} & set(names)
+    assert not NETWORK & set(names)
     assert not [about for _, about in found if "src" in about or any(name.startswith("on") for name in about)]
     assert "url(" not in report_page.split("</style>")[0]
     assert names.count("table") == names.count("thead") > 10
@@ -162,7 +133,7 @@ def test_text_from_data_is_shown_as_it_is(text):
 
 
 def test_templates_escape_what_they_insert_for_markdown_and_html(store):
-    hostile = HOSTILE.format(url="http://example.org/") + "\x1b[31m"
+    hostile = HOSTILE + "\x1b[31m"
     model = lineage()
     stats = {about["stage"]: about["stats"] for about in model.values()}
     stats["pretrain"]["machine"]["device"] = hostile
@@ -170,10 +141,12 @@ def test_templates_escape_what_they_insert_for_markdown_and_html(store):
     stats["decontaminate"] |= {"checked": False, "why": hostile}
     markdown, _, folder = written([finetuned("cola", 50.0, model=model, notes=(hostile,))], title=hostile)
     text = (folder / "report.html").read_text()
-    body = Tags(text.split("<main>")[1])
-    assert body.text.count(" ".join(hostile.replace("\x1b", "\\u001b").split())) >= 8
-    assert not {"script", "img"} & {name for name, _ in body.found}
-    assert "<script" not in text
+    shown = Tags(text)
+    assert shown.text.count(" ".join(hostile.replace("\x1b", "\\u001b").split())) >= 8
+    names = [name for name, _ in shown.found]
+    assert not NETWORK & set(names)
+    assert names.count("style") == 1 + names.count("svg"), "each picture has its own"
+    assert not [about for _, about in shown.found if "src" in about], "nothing on the page asks a network"
     assert "\x1b" not in markdown + text
 
 
