@@ -11,24 +11,9 @@ from model.errors import InputError
 from tasks.glue import conll
 
 WORDS = [
-    "the",
-    "river",
-    "clock",
-    "letter",
-    "saw",
-    "near",
-    "of",
-    "#",
-    "#fun",
-    "3",
-    "12",
-    "went",
-    "home",
-    "Anna",
-    "Otto",
-    "Hull",
-    "York",
-]
+    "the", "river", "clock", "letter", "saw", "near", "of", "#", "#fun", "3", "12", "went", "home",
+    "Anna", "Otto", "Hull", "York",
+]  # fmt: skip
 RNG = np.random.default_rng(0)
 SENTENCES = [[WORDS[k] for k in RNG.integers(len(WORDS), size=RNG.integers(1, 9))] for _ in range(80)]
 KINDS = {"Anna": "PER", "Otto": "PER", "Hull": "LOC", "York": "LOC"}
