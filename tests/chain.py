@@ -1,7 +1,10 @@
-"""A toy run: six stages that take no time, with files of the kinds that real ones write; and commands about it."""
+"""A toy run: six stages that take no time, with files of the kinds that real ones write; and what works on it."""
 
+import multiprocessing
 import os
 import random
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,13 @@ def chain(number: int, shared: int = 0, until: StageTask = PAGE) -> list[Artifac
     for place, task in enumerate(CHAIN[: CHAIN.index(until) + 1]):
         given.append(task(Kind(number=0 if place < shared else number), *([given[-1:]] * bool(given))))
     return given
+
+
+def forked(work: Callable[[], object]) -> BaseProcess:
+    """A process that does this."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    return process
 
 
 def cram(*arguments: str, status: int = 0) -> str:

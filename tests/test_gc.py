@@ -1,7 +1,6 @@
 """`cram gc` and `cram pin`: what stays, what goes, hollow artifacts, and what a killed process leaves."""
 
 import json
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -10,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from chain import CALLS, CHAIN, CLEAN, PAGE, PARTS, TEXT, TOKENS, TUNED, Kind, chain, cram, refusal_of
+from chain import CALLS, CHAIN, CLEAN, PAGE, PARTS, TEXT, TOKENS, TUNED, Kind, chain, cram, forked, refusal_of
 from test_workers import wait_for
 
 from flows.execute import execute
@@ -146,13 +145,6 @@ def test_abandoned_drafts_go_if_they_are_older_than_the_newest_report_and_hold_n
     assert [draft.exists() for draft in drafts.values()] == [False, True, True, False]
     collect(keep=5, hollow=False, models=True)
     assert [draft.exists() for draft in drafts.values()] == [False, False, True, False]
-
-
-def forked(work: Callable[[], object]) -> multiprocessing.Process:
-    """A process that does this."""
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    return process
 
 
 def test_what_a_running_process_reads_or_will_need_stays_and_goes_once_it_is_killed(store: Path):

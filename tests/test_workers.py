@@ -28,40 +28,42 @@ from tasks.workers.processes import library_threads, one_library_thread, usage, 
 
 LONG = 600  # seconds: such a part is never waited for
 SQUARES = [0, 1, 4, 9, 16, 25]
-PARTS = """
-import sys
+SCRIPT = """
+import os, signal, sys, tempfile
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
-from tasks.workers.jobs import over_parts
 import test_workers
+from tasks.workers import finetunes, processes
+from tasks.workers.jobs import over_parts
 
 folder = Path(sys.argv[1])
-over_parts(test_workers.linger, [(number, folder) for number in range(4)], folder / "done", "linger")
 """
+QUICKLY = 'processes.PRELOADED[:] = ["test_workers"]\n'  # what the work needs, imported once
+PARTS = 'over_parts(test_workers.linger, test_workers.jobs_in(folder), folder / "done", "linger")\n'
 RUNS = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from tasks.workers import finetunes
-import test_workers
+processes.PRELOADED.append("torch")
 
 def run(number):
-    return finetunes.in_worker(test_workers.linger, (number, Path(sys.argv[1])), 1, str(number))
+    return finetunes.in_worker(test_workers.linger, (number, folder), 1, str(number))
 
 with ThreadPoolExecutor(2) as threads, finetunes.several(2, 4, 4):
     list(threads.map(run, range(4)))
 """
-
-
 ADDRESS = """
-import os, sys, tempfile
-from multiprocessing import forkserver
-from pathlib import Path
-from tasks.workers.jobs import over_parts
-import test_workers
-
-results = over_parts(test_workers.square, test_workers.jobs_in(Path(sys.argv[1])), Path(sys.argv[1], "done"), "square")
+results = over_parts(test_workers.square, test_workers.jobs_in(folder), folder / "done", "square")
 address = Path(forkserver._forkserver._forkserver_address)
 print(tempfile.gettempdir(), address, oct(address.parent.stat().st_mode), *(one["square"] for one in results))
+"""
+INTERRUPTED = """
+connect = forkserver.connect_to_new_process
+
+def interrupt_half_way(fds):
+    connected = connect(fds)
+    os.kill(os.getpid(), signal.SIGINT)
+    return connected
+
+forkserver.connect_to_new_process = interrupt_half_way
 """
 
 
@@ -129,7 +131,7 @@ def is_running(pid: int) -> bool:
 
 def start(folder: Path, script: str, **variables: str) -> subprocess.Popen:
     """A script, which finds this module, in a process group of its own."""
-    (folder / "script.py").write_text(script)
+    (folder / "script.py").write_text(SCRIPT + script)
     here = Path(__file__).parent
     settings = os.environ | {"CRAM_WORKERS": "2", "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"} | variables
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -227,11 +229,6 @@ def errors_of_output() -> list[str]:
     return [sys.stdout.errors, sys.stderr.errors]
 
 
-def test_a_worker_prints_any_character():
-    with processes.Processes() as pool, ThreadPoolExecutor(1) as thread:
-        assert thread.submit(pool.call, errors_of_output).result()[0] == ["backslashreplace"] * 2
-
-
 def test_a_part_that_another_worker_is_doing_is_not_done_twice(tmp_path):
     done = tmp_path / "3.json"
     with ThreadPoolExecutor(2) as threads:
@@ -286,7 +283,7 @@ def test_the_longest_tmpdir_in_which_sockets_fit_is_used_as_it_is(tmp_path, beyo
         length = processes.LONGEST_SOCKET - len(processes.WITHIN_TMPDIR) + beyond
         usual = Path(short, "x" * (length - len(short) - 1))
         usual.mkdir()
-        process = start(tmp_path, ADDRESS, TMPDIR=str(usual), XDG_RUNTIME_DIR="")
+        process = start(tmp_path, QUICKLY + ADDRESS, TMPDIR=str(usual), XDG_RUNTIME_DIR="")
         printed = process.communicate(timeout=LONG)[0]
         kept, address, rights, *found = printed.split()
         assert (kept, found) == (str(usual), [str(number) for number in SQUARES]), printed
@@ -325,26 +322,28 @@ def test_work_that_only_a_script_has_is_refused(tmp_path, two_workers, monkeypat
         squares(square, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("script", "how"),
-    [
-        (PARTS, signal.SIGKILL),
-        (PARTS, signal.SIGINT),
-        (RUNS, signal.SIGINT),
-    ],
-)
+def printed_once(process: subprocess.Popen) -> None:
+    """Wait for the end of a process that was interrupted, which prints one traceback."""
+    printed = process.communicate(timeout=LONG)[0]
+    assert printed.count("Traceback") == printed.count("KeyboardInterrupt") == 1, printed
+    assert "EOFError" not in printed
+
+
+@pytest.mark.parametrize(("script", "how"), [(PARTS, signal.SIGKILL), (RUNS, signal.SIGINT)], ids=["parts", "runs"])
 def test_workers_of_a_script_without_a_guard_and_their_server_end_with_it(tmp_path, script, how):
-    process = start(tmp_path, script)
+    process = start(tmp_path, QUICKLY + script)
     wait_for(lambda: len([p for p in tmp_path.glob("*.pid") if p.read_text()]) == 2)
     others = {int(pid) for p in tmp_path.glob("*.pid") for pid in p.read_text().split()}
     assert len(others) == 3, "two workers and the server that they were forked from"
     assert all(map(is_running, others))
-    os.killpg(process.pid, how) if how == signal.SIGINT else process.send_signal(how)  # Ctrl-C goes to all of them
-    printed = process.communicate(timeout=LONG)[0]
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)  # Ctrl-C goes to all of them
+        printed_once(process)
+    else:
+        process.send_signal(how)
+        process.communicate(timeout=LONG)
     wait_for(lambda: not any(map(is_running, others)))
     assert len(list(tmp_path.glob("*.pid"))) == 2, "no other work begins"
-    if how == signal.SIGINT:
-        assert printed.count("Traceback") == printed.count("KeyboardInterrupt") == 1, printed
 
 
 def test_an_interrupt_while_the_server_starts_ends_all(tmp_path):
@@ -360,29 +359,13 @@ def test_an_interrupt_while_the_server_starts_ends_all(tmp_path):
     wait_for(server)
     (pid,) = server()
     os.killpg(process.pid, signal.SIGINT)
-    printed = process.communicate(timeout=LONG)[0]
+    printed_once(process)
     wait_for(lambda: not is_running(pid))
-    assert printed.count("Traceback") == printed.count("KeyboardInterrupt") == 1, printed
-    assert traces(tmp_path) == {}
+    assert not list(tmp_path.glob("*.pid"))
 
 
 def test_an_interrupt_while_a_worker_starts_is_no_error_of_the_worker(tmp_path):
-    interrupted = """
-import os, signal
-from multiprocessing import forkserver
-
-connect = forkserver.connect_to_new_process
-
-def interrupt_half_way(fds):
-    connected = connect(fds)
-    os.kill(os.getpid(), signal.SIGINT)
-    return connected
-
-forkserver.connect_to_new_process = interrupt_half_way
-"""
-    printed = start(tmp_path, interrupted + PARTS).communicate(timeout=LONG)[0]
-    assert printed.count("Traceback") == printed.count("KeyboardInterrupt") == 1, printed
-    assert "EOFError" not in printed
+    printed_once(start(tmp_path, QUICKLY + INTERRUPTED + PARTS))
 
 
 # Finetuning runs
@@ -391,8 +374,6 @@ forkserver.connect_to_new_process = interrupt_half_way
 def train(path: Path, number: int, report: Callable[[int, str], None]) -> object:
     """The square of a number and the process that computed it; or what the file asks for."""
     asked = path.read_text(encoding="utf-8") if path.exists() else ""
-    if asked in ERRORS:
-        raise ERRORS[asked]
     report(number, "halfway")
     if asked == "bar":
         return type(tqdm(disable=True).get_lock()), os.getpid()
@@ -411,11 +392,12 @@ class Strange(Exception):
         super().__init__(f"{found}, not {expected}")
 
 
-ERRORS = {
-    "disk": OSError(errno.ENOSPC, "No space left on device", "model.safetensors"),
-    "bug": KeyError("a bug"),
-    "strange": Strange("this", "that"),
-}
+def fail(error: Exception) -> None:
+    raise error
+
+
+def strange() -> None:
+    raise Strange("this", "that")
 
 
 def run_one(folder: Path, number: int, asks: str = "") -> tuple[int, int]:
@@ -455,17 +437,12 @@ def test_runs_have_at_most_so_many_processes_none_of_which_outlives_them(tmp_pat
     assert run_one(tmp_path, 5) == (25, os.getpid()), "one alone needs no other process"
 
 
-def test_a_killed_or_failed_run_loses_no_other(tmp_path):
-    results = two_at_a_time(tmp_path, {1: "die", 2: "disk", 4: "strange"}, 6)
-    assert [results[number][0] for number in (0, 3, 5)] == [0, 9, 25]
-    killed, full, strange = (results[number] for number in (1, 2, 4))
-    assert isinstance(killed, InputError)
-    assert "'finetune 1'" in str(killed)
-    assert "CRAM_FINETUNES=1" in str(killed)
-    assert (type(full), full.errno, full.filename) == (OSError, errno.ENOSPC, "model.safetensors")
-    assert "in train" in full.__notes__[0], "the traceback of the other process"
-    assert isinstance(strange, RuntimeError)
-    assert "Strange: this, not that" in str(strange), "it is not taken for a killed process"
+def test_a_killed_run_loses_no_other(tmp_path):
+    results = two_at_a_time(tmp_path, {1: "die"}, 3)
+    assert [results[number][0] for number in (0, 2)] == [0, 4]
+    assert isinstance(results[1], InputError)
+    assert "'finetune 1'" in str(results[1])
+    assert "CRAM_FINETUNES=1" in str(results[1])
 
 
 def test_after_an_interrupt_unfinished_runs_end_and_none_begins(tmp_path):
@@ -485,17 +462,29 @@ def test_after_an_interrupt_unfinished_runs_end_and_none_begins(tmp_path):
     assert run_one(tmp_path, 5) == (25, os.getpid()), "this thread can go on"
 
 
-def test_a_process_is_used_again_and_replaced_after_an_error_or_its_death(tmp_path):
-    with finetunes.several(1, 40, 4):
-        _, first = run_one(tmp_path, 0)
-        assert run_one(tmp_path, 1) == (1, first)
+def test_a_process_is_used_again_and_replaced_after_an_error_or_its_death():
+    full = OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+    with processes.Processes() as pool, ThreadPoolExecutor(1) as thread:
+
+        def ended(work: Callable, *arguments: object) -> object:
+            """The result of a call, or the error."""
+            done = thread.submit(pool.call, work, *arguments)
+            return done.exception() or done.result()[0]
+
+        first = ended(os.getpid)
+        assert ended(os.getpid) == first
         os.kill(first, signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{first}").exists())  # all its threads have ended
-        _, second = run_one(tmp_path, 2)
-        with pytest.raises(KeyError):
-            run_one(tmp_path, 3, "bug")
+        second = ended(os.getpid)
+        error = ended(fail, full)
+        assert (type(error), error.errno, error.filename) == (OSError, errno.ENOSPC, "model.safetensors")
+        assert "in fail" in error.__notes__[0], "the traceback of the other process"
         assert not is_running(second), "a failed run's memory is freed"
-        assert run_one(tmp_path, 4)[1] not in (first, second)
+        assert ended(os.getpid) not in (first, second)
+        error = ended(strange)
+        assert isinstance(error, RuntimeError)
+        assert "Strange: this, not that" in str(error), "it is not taken for a killed process"
+        assert ended(errors_of_output) == ["backslashreplace"] * 2, "a worker prints any character"
 
 
 def test_an_error_while_progress_is_shown_is_no_killed_process(tmp_path, monkeypatch):
