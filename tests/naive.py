@@ -1,8 +1,10 @@
-"""Words, their runs and their pieces in plain Python, character by character, to compare those of `tasks.text` with."""
+"""Words, runs and pieces of them, and passages, in plain Python, to compare those of `tasks.text` with."""
 
 import functools
 import re
 import unicodedata
+from itertools import groupby
+from operator import itemgetter
 
 import regex
 
@@ -70,3 +72,28 @@ def word_pieces(text: str, entries: dict[str, int], unknown: int) -> list[int]:
             start = end
         found += ids or [unknown]
     return found
+
+
+def without_repeats(texts: list[str], size: int) -> list[str | None]:
+    """Texts without the characters that are wholly in windows that occurred, and ended, before; None: dropped."""
+    first: dict[bytes, int] = {}
+    begin, left = 0, []
+    for text in texts:
+        data = text.encode()
+        cut = [False] * len(data)
+        for i in range(len(data) - size + 1):
+            if begin + i - first.setdefault(data[i : i + size], begin + i) >= size:
+                cut[i : i + size] = [True] * size
+        begin += len(data) + size  # windows in different documents never overlap
+        gone, at = [], 0
+        for character in text:
+            start, at = at, at + len(character.encode())
+            gone.append(all(cut[start:at]))
+        joined = ""
+        for is_gone, run in groupby(zip(text, gone, strict=True), key=itemgetter(1)):
+            piece = "" if is_gone else "".join(character for character, _ in run)
+            if joined and piece and joined[-1] not in " \t\n\r\v\f" and piece[0] not in " \t\n\r\v\f":
+                joined += "\n"
+            joined += piece
+        left.append(joined if joined.strip() or not any(cut) else None)
+    return left

@@ -58,12 +58,12 @@ def families(seed: int, count: int = 40, size: int = 6) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize(("seed", "least"), [(0, 0.5), (1, 0.72), (2, 0.9), (3, 1.0)])
+@pytest.mark.parametrize(("seed", "least"), [(0, 0.5), (1, 0.72), (3, 1.0)])
 def test_many_bands_keep_the_first_of_all_that_a_naive_comparison_joins(store, tmp_path, monkeypatch, seed, least):
     monkeypatch.setattr(sorted_files, "ENTRIES", 128)  # so that there are several ranges, blocks and slices
     for name, value in (("COMPARED", 500), ("SLICE", 7)):
         monkeypatch.setattr(minhash, name, value)
-    texts = families(seed, count=25)
+    texts = families(seed, count=20)
     made = deduplicate.fn(params(bands=40, rows=1, jaccard=least), corpus_of(tmp_path, texts))
     firsts = first_of_clusters(texts, least)
     sizes = [size for size in Counter(firsts).values() if size > 1]

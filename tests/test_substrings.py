@@ -2,10 +2,9 @@
 
 import json
 import random
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
+import naive
 import numpy as np
 import pytest
 from conftest import corpus_of, documents_of, texts_of
@@ -14,41 +13,14 @@ from tasks.deduplicate import Deduplicate, deduplicate
 from tasks.text import sorted_files, substrings, windows
 from tasks.text.substrings import Substring
 
-SPACE = " \t\n\r\v\f"
-
 
 def params(size: int) -> Deduplicate:
     return Deduplicate(methods=["substring"], substring=Substring(bytes=size))
 
 
-def naive(texts: list[str], size: int) -> list[str | None]:
-    """Texts without the characters that are wholly in windows that occurred, and ended, before; None: dropped."""
-    first: dict[bytes, int] = {}
-    begin, left = 0, []
-    for text in texts:
-        data = text.encode()
-        cut = [False] * len(data)
-        for i in range(len(data) - size + 1):
-            if begin + i - first.setdefault(data[i : i + size], begin + i) >= size:
-                cut[i : i + size] = [True] * size
-        begin += len(data) + size  # windows in different documents never overlap
-        gone, at = [], 0
-        for character in text:
-            start, at = at, at + len(character.encode())
-            gone.append(all(cut[start:at]))
-        joined = ""
-        for is_gone, run in groupby(zip(text, gone, strict=True), key=itemgetter(1)):
-            piece = "" if is_gone else "".join(character for character, _ in run)
-            if joined and piece and joined[-1] not in SPACE and piece[0] not in SPACE:
-                joined += "\n"
-            joined += piece
-        left.append(joined if joined.strip() or not any(cut) else None)
-    return left
-
-
 def left_of(texts: list[str], size: int) -> list[str]:
     """What is left of the texts of which something is."""
-    return [text for text in naive(texts, size) if text is not None]
+    return [text for text in naive.without_repeats(texts, size) if text is not None]
 
 
 def random_texts(seed: int, alphabet: str, documents: int = 30) -> list[str]:
@@ -68,8 +40,9 @@ def random_texts(seed: int, alphabet: str, documents: int = 30) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("alphabet", ["ab", "a", "abc \n", "aé語😀", "語😀", "the of and, \t"])
-@pytest.mark.parametrize("size", [8, 13, 31])
+@pytest.mark.parametrize(
+    ("size", "alphabet"), [(8, "ab"), (13, "a"), (31, "abc \n"), (8, "aé語😀"), (13, "語😀"), (31, "the of and, \t")]
+)
 def test_what_is_left_is_what_a_search_through_all_windows_leaves(store, tmp_path, monkeypatch, alphabet, size: int):
     # so that windows and repeats cross chunks, blocks and ranges
     for module, name, value in (
@@ -157,7 +130,7 @@ def test_hashes_that_collide_by_chance_cut_nothing_that_did_not_stand_before(sto
     before, whole = {d.id: d.text for d in documents_of(made)}, windows.gram_hashes
     monkeypatch.setattr(windows, "gram_hashes", lambda data, n: whole(data, n) << np.uint64(56))
     left = {d.id: d.text for d in documents_of(deduplicate.fn(params(13), made))}
-    fully = [text or "" for text in naive(list(before.values()), 13)]
+    fully = [text or "" for text in naive.without_repeats(list(before.values()), 13)]
     sizes = [sum(map(len, texts)) for texts in (fully, left.values(), before.values())]
     assert sizes[0] < sizes[1] < sizes[2], "some copies are missed, not all"
     for name, text in zip(before, fully, strict=True):

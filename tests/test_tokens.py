@@ -8,7 +8,6 @@ import resource
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -152,10 +151,7 @@ def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
     every = sizes(texts)
     share = stats["heldout"]["characters"] / every["characters"]
     assert stats["heldout"] == {**sizes(held), "share": pytest.approx(share, abs=1e-6)}
-    of_shared = sizes(held - alone)
-    assert {name: shared[name] for name in ("documents", "characters")} == {
-        name: of_shared[name] for name in ("documents", "characters")
-    }
+    assert shared.items() > {name: sizes(held - alone)[name] for name in ("documents", "characters")}.items()
     assert shared["share_of_documents"] == pytest.approx(len(held - alone) / len(held), abs=1e-6)
     assert stats["characters_per_token"] == pytest.approx(every["characters"] / every["tokens"], abs=5.1e-5)
     assert stats["entries"] == 300
@@ -237,18 +233,6 @@ def sort_keys(plain: list[list[int]], words: Artifact) -> dict[str, Callable[[li
     }
 
 
-@pytest.mark.parametrize("sort", ["sentence-length", "unigram"])
-def test_sequences_are_sorted_by_their_key(corpus, words, monkeypatch, sort: str):
-    monkeypatch.setattr(sequences, "BLOCK", 7 * LENGTH * 2)
-    plain = sequences_of(tokenized(corpus, words))
-    rows, key = sequences_of(tokenized(corpus, words, sort=sort)), sort_keys(plain, words)[sort]
-    keys = [key(row) for row in rows]
-    assert sorted(rows) == sorted(plain)
-    assert all(before <= after + 1e-9 for before, after in pairwise(keys))
-    assert keys[0] < keys[-1]
-    assert sort == "unigram" or rows == sorted(plain, key=key), "ties stay as in the corpus"
-
-
 def test_without_a_key_the_order_is_that_of_the_corpus_or_of_the_seed(corpus, words, made: Artifact):
     plain, drawn = sequences_of(made), tokenized(corpus, words, sort="random")
     found = sequences_of(drawn)
@@ -258,18 +242,18 @@ def test_without_a_key_the_order_is_that_of_the_corpus_or_of_the_seed(corpus, wo
     assert sequences_of(tokenized(corpus, words, sort="random")) == found
 
 
-@pytest.mark.parametrize("sort", ["none", "sentence-length"])
-def test_of_too_many_sequences_so_many_are_drawn(corpus, words, made: Artifact, sort: str):
-    plain, fewer = sequences_of(made), tokenized(corpus, words, max_sequences=60, sort=sort)
+def test_of_too_many_sequences_so_many_are_drawn_and_sorted(corpus, words, made: Artifact):
+    plain, fewer = sequences_of(made), tokenized(corpus, words, max_sequences=60, sort="sentence-length")
     found = sequences_of(fewer)
     assert fewer.stats["sequences"] == len(found) == fewer.stats["tokens"] / LENGTH == 60
     assert fewer.stats["drawn_from"] == made.stats["drawn_from"]
     assert not Counter(map(tuple, found)) - Counter(map(tuple, plain)), "none is drawn twice"
     places = [i for i, row in enumerate(plain) if row in found]
     assert places[0] < len(plain) / 4 < 3 * len(plain) / 4 < places[-1]
-    drawn, stop = [plain[i] for i in places], plain_tokenizer(words).token_to_id(".")
-    assert found == (drawn if sort == "none" else sorted(drawn, key=lambda row: -row.count(stop)))
-    assert sorted(sequences_of(tokenized(corpus, words, max_sequences=60, sort=sort, seed=1))) != sorted(found)
+    stop = plain_tokenizer(words).token_to_id(".")
+    assert found == sorted((plain[i] for i in places), key=lambda row: -row.count(stop))
+    other = tokenized(corpus, words, max_sequences=60, sort="sentence-length", seed=1)
+    assert sorted(sequences_of(other)) != sorted(found)
     assert sequences_of(tokenized(corpus, words, max_sequences=len(plain))) == plain
 
 
@@ -281,13 +265,12 @@ def parts_in(folder: Path, whole: np.ndarray, cuts: Iterable[int]) -> list[np.me
     return [np.load(path, mmap_mode="r") for path in sorted(folder.iterdir())]
 
 
-@pytest.mark.parametrize("most_runs", [1, 1000])
-@pytest.mark.parametrize("most", [3000, 1000])
+@pytest.mark.parametrize(("most", "most_runs"), [(1500, 1), (500, 1000)], ids=["in windows", "in ascending runs"])
 @pytest.mark.parametrize("sort", ["sentence-length", "unigram", "random", "none"])
 def test_the_file_is_the_same_however_sequences_are_cut(words, tmp_path: Path, monkeypatch, sort, most, most_runs: int):
     for name, value in (("BLOCK", 1000), ("WINDOW", 5000), ("MOST_RUNS", most_runs)):
         monkeypatch.setattr(sequences, name, value)
-    whole = np.random.default_rng(1).integers(0, 300, (3000, LENGTH)).astype(np.uint16)
+    whole = np.random.default_rng(1).integers(0, 300, (1500, LENGTH)).astype(np.uint16)
     tokenizer = plain_tokenizer(words)
     rows = sequences.draw_rows(len(whole), most, seed=0)
     kept = whole[np.asarray(rows)]
@@ -296,17 +279,17 @@ def test_the_file_is_the_same_however_sequences_are_cut(words, tmp_path: Path, m
         expected = np.array(sorted(kept.tolist(), key=key), np.uint16)
     else:
         expected = kept if sort == "none" else kept[np.random.default_rng(0).permutation(most)]
-    for cuts in ([], [0, 1, 1, 70, 2999], range(7, 3000, 7)):
+    for cuts in ([], [0, 1, 1, 70, 1499], range(7, 1500, 7)):
         parts = parts_in(tmp_path / f"{len(cuts)}", whole, cuts)
         order = sequences.order_of(parts, rows, sort, 0, tokenizer)
         sequences.write_sequences(tmp_path / "sequences.npy", parts, rows, order)
         assert np.array_equal(np.load(tmp_path / "sequences.npy"), expected)
 
 
-@pytest.mark.parametrize("runs", [50, 100_000])
+@pytest.mark.parametrize("runs", [50, 20_000])
 def test_sequences_are_written_in_bounded_memory_and_read_once(tmp_path: Path, monkeypatch, runs: int):
-    monkeypatch.setattr(sequences, "BLOCK", 1 << 18)
-    monkeypatch.setattr(sequences, "WINDOW", 1 << 20)
+    monkeypatch.setattr(sequences, "BLOCK", 1 << 16)
+    monkeypatch.setattr(sequences, "WINDOW", 1 << 18)
     read, blocks_of = [], sequences.blocks_of
 
     def counting(*given: object) -> Iterator[np.ndarray]:
@@ -315,8 +298,8 @@ def test_sequences_are_written_in_bounded_memory_and_read_once(tmp_path: Path, m
             yield block
 
     monkeypatch.setattr(sequences, "blocks_of", counting)
-    whole = np.random.default_rng(1).integers(0, 1 << 16, (100_000, 128)).astype(np.uint16)
-    parts, rows = parts_in(tmp_path / "parts", whole, range(999, 100_000, 999)), range(len(whole))
+    whole = np.random.default_rng(1).integers(0, 1 << 16, (20_000, 128)).astype(np.uint16)
+    parts, rows = parts_in(tmp_path / "parts", whole, range(999, 20_000, 999)), range(len(whole))
     order = np.argsort(np.random.default_rng(2).integers(0, runs, len(whole)), kind="stable")
     tracemalloc.start()
     sequences.write_sequences(tmp_path / "sequences.npy", parts, rows, order)
@@ -370,10 +353,11 @@ def test_of_a_document_longer_than_all_that_is_held_out_pieces_are_held_out(tmp_
 SENTENCES = "今天天气很好。我们去公园！ आज मौसम अच्छा है। هل تأتي معنا؟ نعم. Да, конечно. Why? "
 
 
-@pytest.fixture
-def any_script(store: Path, tmp_path: Path, texts: list[str]) -> Artifact:
+@pytest.fixture(scope="module")
+def any_script(corpus: Artifact, tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Artifact:
     """A vocabulary for Unicode."""
-    return vocabulary.fn(Vocabulary(entries=400, characters="unicode"), corpus_of(tmp_path, [*texts, SENTENCES * 9]))
+    of_all = corpus_of(tmp_path_factory.mktemp("any script"), [*texts, SENTENCES * 9])
+    return vocabulary.fn(Vocabulary(entries=400, characters="unicode"), of_all)
 
 
 @pytest.mark.parametrize(
