@@ -92,47 +92,6 @@ def test_a_sentence_is_found_however_it_is_written(store, tmp_path, data, toy_te
         assert naive.words(sample["shared"]) == naive.words(sample["sentence"])
 
 
-FOREIGN = {  # a sentence, one that is just too short, and each as it stands in a document
-    "rte": (
-        "Ёжик долго шёл по старому лесу, и никто не знал, куда он так спешил вечером.",
-        "Ёжик долго шёл по старому лесу, и никто не знал, куда он.",
-        ("ежик долго шел\nпо СТАРОМУ лесу и никто не знал — куда он так спешил", "Ёжик долго шёл по старому лесу"),
-    ),
-    "cola": (
-        "图书管理员借给她的书越多，她能够读完的书就越少，这是真的。",
-        "图书管理员借给她的书越多，她能够读完的书就越少！",
-        ("大家都说：图书管理员借给她的书越多她能够\n读完的书就越少这是真的吗", "图书管理员借给她的书越多，她能够读完"),
-    ),
-    "sst2": (
-        "यह फ़िल्म बहुत लंबी है और इसे देखने के बाद हमें कुछ भी याद नहीं रहता।",
-        "यह फ़िल्म बहुत लंबी है और इसे देखने के बाद हमें।",
-        ("यह फिल्म बहुत लंबी है, और इसे देखने के बाद हमें कुछ भी याद नहीं रहता", "यह फ़िल्म बहुत लंबी है और इसे"),
-    ),
-}
-
-
-def test_sentences_of_any_script_are_found_and_counted(store: Path, tmp_path: Path, toy_texts: list[str]):
-    for task, (long, short, _) in FOREIGN.items():
-        write_split(tmp_path / "glue", task, "validation", *([long, short, long] for _ in TASKS[task].columns))
-    parts = [parts for *_, parts in FOREIGN.values()]
-    texts = [f"{toy_texts[i]} {text} {toy_texts[i + 9]}" for i, own in enumerate(parts) for text in own]
-    asked = Decontaminate(data=str(tmp_path / "glue"), tasks=list(FOREIGN))
-    made = decontaminate.fn(asked, corpus_of(tmp_path, texts))
-    assert texts_of(made) == texts[1::2], (
-        "what a document shares with a sentence is long enough in the first of each two"
-    )
-    for task, (long, *_) in FOREIGN.items():
-        columns = len(TASKS[task].columns)
-        about = made.stats["tasks"][task]
-        counts = [about[name] for name in ("sentences", "too_short", "sentences_found", "documents")]
-        assert counts == [3 * columns, columns, 2 * columns, 1]
-        [sample] = [sample for sample in samples_of(made) if sample["task"] == task]
-        assert sample["sentence"] == long
-        assert sample["shared"] in texts[2 * list(FOREIGN).index(task)]
-        shared = naive.words(sample["shared"])
-        assert shared == naive.words(long)[: len(shared)]
-
-
 def test_a_sentence_in_the_tokens_of_the_treebank_is_found_as_it_is_too(store, tmp_path, data, toy_texts: list[str]):
     texts = [*toy_texts[:5], PLANTED["sst2"], f"{toy_texts[5]} {PLANTED['sst2']}"]
     made = decontaminate.fn(Decontaminate(data=str(data)), corpus_of(tmp_path, texts))
@@ -141,19 +100,25 @@ def test_a_sentence_in_the_tokens_of_the_treebank_is_found_as_it_is_too(store, t
     assert (about["documents"], about["sentences"], about["sentences_found"]) == (2, 1, 1)
 
 
-def random_text(rng: random.Random, count: int) -> str:
+SCRIPTS = {
+    "latin": (("an", "Öl", "by", "Été", "42"), (" ", " ", " ", ", ", "\n", " - ", "_", "...\t", "; ")),
+    "any": (("Ёж ", "ЕЖ\n", "今", "天，", "फ़ि ", "फि।"), ("", "", " ", "—", "\u00ad")),
+}
+
+
+def random_text(rng: random.Random, count: int, script: str) -> str:
     """Words of which some repeat, so that runs of them are often shared, between all kinds of separators."""
-    separators = (" ", " ", " ", ", ", "\n", " - ", "_", "...\t", "; ")
-    return "".join(rng.choice(("an", "Öl", "by", "Été", "42")) + rng.choice(separators) for _ in range(count))
+    words, separators = SCRIPTS[script]
+    return "".join(rng.choice(words) + rng.choice(separators) for _ in range(count))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, seed: int, caplog):
+@pytest.mark.parametrize(("script", "seed"), [("latin", 0), ("latin", 1), ("any", 2), ("any", 3)])
+def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, script: str, seed: int, caplog):
     rng, n = random.Random(seed), 6
-    texts = [random_text(rng, rng.randrange(1, 60)) + f"own{i}" for i in range(150)]
+    texts = [random_text(rng, rng.randrange(1, 60), script) + f"own{i}" for i in range(150)]
     sentences = {}
     for task in ("cola", "rte"):
-        own = [[random_text(rng, rng.randrange(1, 10)) for _ in range(50)] for _ in TASKS[task].columns]
+        own = [[random_text(rng, rng.randrange(1, 10), script) for _ in range(50)] for _ in TASKS[task].columns]
         sentences[task] = [[*column, "", "...", None] for column in own]
         write_split(tmp_path / "glue", task, "validation", *sentences[task])
     asked = Decontaminate(data=str(tmp_path / "glue"), words=n, tasks=["rte", "cola", "wnli"])
@@ -178,9 +143,14 @@ def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, seed: 
     assert 0 < len(clean) < len(texts)
     assert made.stats["documents_found"] == all_tasks["in documents"] == len(texts) - len(clean)
     assert all_tasks["n-grams"] == sum(row["n-grams"] for row in by_task)
-    assert len(samples_of(made)) == 2 * module.SAMPLES
     assert made.stats["not_at_hand"] == ["cola/test", "rte/test", "wnli/validation", "wnli/test"]
     assert ", ".join(made.stats["not_at_hand"]) in caplog.text
+    assert len(samples_of(made)) == 2 * module.SAMPLES
+    for sample in samples_of(made):
+        assert sample["before"] + sample["shared"] + sample["after"] in texts[int(sample["id"].split(":")[1]) - 1]
+        shared = tuple(naive.words(sample["shared"]))
+        assert naive.runs(sample["shared"], n)[0] in naive.runs(sample["sentence"], n)
+        assert any(shared[-len(run) :] == run for run in every)
 
 
 @pytest.mark.parametrize("seed", range(3))
