@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,6 +84,16 @@ class Cluster:
             client.wait_for_workers(count, timeout=120)
         return self.processes[-1]
 
+    @contextmanager
+    def third_worker(self, search: str) -> Iterator[subprocess.Popen]:
+        """One more worker than two, for a while, that imports from `search`."""
+        third = self.have_workers(3, search)
+        try:
+            yield third
+        finally:
+            third.kill()
+            third.wait()
+
 
 @pytest.fixture(scope="module")
 def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -105,7 +116,7 @@ def two_workers(dask: Cluster) -> Cluster:
 def test_a_cluster_without_workers_is_an_input_error(dask: Cluster, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(jobs, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(jobs, "SECONDS_BETWEEN_CHECKS", 0.2)
-    with pytest.raises(InputError, match="has had no workers"):
+    with pytest.raises(InputError, match="no workers"):
         squares(square, tmp_path)
 
 
@@ -147,10 +158,10 @@ def test_a_worker_that_lacks_what_the_work_needs_is_refused(two_workers: Cluster
     other = jobs.edition() | {"pyarrow": "1.0", "cram": "0" * 12}
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "edition", lambda: other)
-        refused(square, r"cram \w+ \(here 0+\), pyarrow [\d.]+ \(here 1.0\)")
+        refused(square, r"cram \w+ \(here 0+\), pyarrow \S+ \(here 1.0\)")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "touch", lambda path: None)  # as if it lay on another disk
-        refused(square, r"The Dask worker tcp://.*doesn't see /.*/done/\w+\.shared\. The store")
+        refused(square, r"worker tcp://.*/done/\w+\.shared")
     assert traces(tmp_path) == {}
 
 
@@ -159,29 +170,20 @@ def test_a_worker_of_another_version_is_left_out_and_said(two_workers: Cluster, 
     shutil.copytree(two_workers.folder / "cram", old)
     with (old / "tasks/store/home.py").open("a") as file:
         file.write("# edited\n")
-    third = two_workers.have_workers(3, search=f"{old}{os.pathsep}{old}/tests")
-    try:
+    with two_workers.third_worker(f"{old}{os.pathsep}{old}/tests") as third:
         results = over_parts(square, jobs_in(tmp_path, 20), tmp_path / "done", "square")
-    finally:
-        third.kill()
-        third.wait()
     assert [r["square"] for r in results] == [n * n for n in range(20)]
     assert traces(tmp_path) == dict.fromkeys(range(20), 1)
     assert third.pid not in {r["process"] for r in results}
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert re.search(r"^The Dask worker tcp://\S+ on .* has cram \w+ \(here \w+\)\. .* It is left out\.$", said)
+    assert re.search(r"worker tcp://\S+ on .* has cram \w+ \(here \w+\)", said)
 
 
 def test_a_worker_without_cram_is_an_input_error(two_workers: Cluster, tmp_path: Path):
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/__init__.py").write_text("raise ModuleNotFoundError('No module named tasks')")
-    third = two_workers.have_workers(3, search=str(tmp_path))
-    try:
-        with pytest.raises(InputError, match="No module named tasks"):
-            squares(square, tmp_path, 60)
-    finally:
-        third.kill()
-        third.wait()
+    with two_workers.third_worker(str(tmp_path)), pytest.raises(InputError, match="No module named tasks"):
+        squares(square, tmp_path, 60)
 
 
 def test_a_killed_worker_s_part_is_done_by_another_and_no_finished_part_again(two_workers: Cluster, tmp_path: Path):
@@ -208,7 +210,7 @@ def test_a_worker_of_many_threads_is_refused(tmp_path: Path, monkeypatch):
         state = type("state", (), {"nthreads": 4})
 
     monkeypatch.setattr(distributed, "get_worker", Worker)
-    with pytest.raises(InputError, match=r"tcp://somewhere:1.*--nworkers 4 --nthreads 1"):
+    with pytest.raises(InputError, match="tcp://somewhere:1"):
         jobs.measure_there(b"", str(tmp_path), jobs.edition())
 
 
@@ -249,5 +251,5 @@ def test_an_address_where_no_scheduler_answers_is_refused(tmp_path: Path, monkey
 def test_the_missing_package_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     monkeypatch.setenv("CRAM_DASK", "tcp://127.0.0.1:8786")
-    with pytest.raises(InputError, match=r"`distributed` is missing.*pip install"):
+    with pytest.raises(InputError, match="distributed"):
         squares(square, tmp_path)
