@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -91,42 +90,38 @@ def test_progress_is_shown_every_two_minutes(log: logs.TerminalLog, monkeypatch:
     assert screen(log)[:-1] == ["at 130 s", "at 260 s"]
 
 
+def failed(error: Exception, cause: Exception | None = None) -> logging.LogRecord:
+    """What Prefect logs of a flow that ended with this error."""
+    error.__cause__ = cause
+    return logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "failed", (), (type(error), error, None))
+
+
 def test_an_error_of_the_user_is_logged_once_without_its_traceback():
-    error, sentence = InputError("no such file"), logs.OneSentence()
-    records = [logging.LogRecord("x", logging.ERROR, "", 0, "failed", (), (InputError, error, None)) for _ in range(2)]
-    assert [sentence.filter(record) for record in records] == [True, False]
+    error = InputError("no such file")
+    records = [failed(error), failed(error)]
+    assert [logs.OneSentence().filter(record) for record in records] == [True, False]
     assert (records[0].getMessage(), records[0].exc_info) == ("no such file", None)
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["httpx's own", "wrapped by Prefect"])
-def test_a_lost_server_leaves_no_traceback_and_no_errors_of_logging(log, monkeypatch, wrapped: bool):
-    record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "failed", (), None)
-    try:
-        try:
-            raise httpx.ConnectError("Connection refused")
-        except httpx.ConnectError as error:
-            if wrapped:
-                raise ConcurrencySlotAcquisitionError("Unable to acquire concurrency slots") from error
-            raise
-    except (httpx.ConnectError, ConcurrencySlotAcquisitionError):
-        record.exc_info = sys.exc_info()
+def test_a_lost_server_leaves_no_traceback(log: logs.TerminalLog, wrapped: bool):
+    lost = httpx.ConnectError("Connection refused")
+    record = failed(ConcurrencySlotAcquisitionError("no slots"), cause=lost) if wrapped else failed(lost)
     assert logs.OneSentence().filter(record)
     assert record.getMessage().startswith("The Prefect server was lost: C")
-    assert record.exc_info is None
     log.handle(record)
     assert (record.exc_info, log.console.file.getvalue()) == (None, ""), "the command says it last"
+
+
+def test_a_terminal_shows_no_errors_of_logging_for_lines_that_a_lost_server_does_not_take(monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", True)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     logs.log_to_terminal()
-    assert not logging.raiseExceptions, "for Prefect's thread, which would print each line that isn't sent"
+    assert not logging.raiseExceptions
 
 
 def test_a_bug_that_an_error_of_another_connection_caused_keeps_its_traceback():
-    record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "failed", (), None)
-    try:
-        raise RuntimeError("a bug") from httpx.ConnectError("of the hub")
-    except RuntimeError:
-        record.exc_info = sys.exc_info()
+    record = failed(RuntimeError("a bug"), cause=httpx.ConnectError("of the hub"))
     assert logs.OneSentence().filter(record)
     assert (record.exc_info[1].args, record.getMessage()) == (("a bug",), "failed")
 

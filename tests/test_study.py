@@ -558,13 +558,10 @@ def test_the_law_of_runs_that_differ_in_size_only_stands_on_the_page_with_its_te
 def test_runs_that_read_no_context_are_named_and_left_out_of_the_law(empty: Path, monkeypatch):
     monkeypatch.setattr(law, "RESAMPLES", 6)
     pairs = [(size, tokens) for size in (1e5, 2e5, 4e5) for tokens in (30_000, 90_000)]
-    known = {f"nats_per_{unit}": {"value": 1.0} for unit in ("character", "word")} | {"digest": "d"}
-    known |= {"length_nats_per_byte": 0.1, "by_frequencies": {"nats_per_byte": 2.0}}
     members = []
     for n, (pair, loss) in enumerate([*((pair, lawful(*pair)) for pair in pairs), ((1e5, 5_000), 1.85)]):
-        heldout = known | {"nats_per_byte": {"value": loss}}
-        changes = {"pretrain.budget": 5.0} if n else {}
-        members.append(Member(run=f"run {n}", model=model(empty, n, loss, *pair, heldout=heldout), changes=changes))
+        name = model(empty, n, loss, *pair, limits={"nats_per_byte": 2.0})
+        members.append(Member(run=f"run {n}", model=name, changes={"pretrain.budget": 5.0} if n else {}))
     made = compared(members, fit=True)
     about = json_of(made)["law"]
     assert (about["runs"], about["left_out"], about["residual"] < 1e-4) == (6, ["run 6"], True)

@@ -99,15 +99,9 @@ def test_with_a_limit_only_the_files_that_are_reached_count(store: Path, letters
     large(letters, "50.txt")
     asked_for(letters, documents=50).check()
     assert len(texts_of(downloaded(letters, documents=50))) == 50
-    assert "50.txt has 1.0 MB" in refusal_after(letters, documents=60)
+    with pytest.raises(InputError, match=r"50\.txt has 1\.0 MB"):
+        downloaded(letters, documents=60)
     assert len(texts_of(downloaded(letters, documents=60, max_lost=0.02))) == 60
-
-
-def refusal_after(*files: Path, **settings: object) -> str:
-    """The error of a download, though there are others."""
-    with pytest.raises(InputError) as refused:
-        downloaded(*files, **settings)
-    return str(refused.value)
 
 
 def test_a_plan_finds_that_too_many_records_are_lost_as_far_as_the_beginnings_tell(tmp_path: Path, monkeypatch):
