@@ -9,10 +9,14 @@ import gzip
 import io
 import json
 import lzma
+import mailbox
 import random
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
+from email.message import EmailMessage
+from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -23,9 +27,18 @@ import zstandard
 Rows = list[dict[str, str]]
 
 
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    """A folder with these files, by their paths in it."""
+    folder.mkdir(exist_ok=True)
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
 TEXTS = [
     'Plain, with a comma;\ta tab | and "quotes".',
-    "Two\nlines, then\n\na third.",
+    "Two\nFrom lines, then\n\nFrom a third.",
     "تحتوي هذه الصفحة على مقدمة.",
     "第一章 入门指南",
     "Grüße aus Köln \N{GRINNING FACE}",
@@ -111,6 +124,9 @@ def files_of(rows: Rows) -> dict[str, File]:
         "utf-16.csv": File(csv_of(rows).decode().encode("utf-16"), lines),
         "blank.csv": File(b"\r\n" + csv_of(rows).replace(b"\n", b"\n\r\n", 1), [line + 2 for line in lines]),
         "a.jsonl": File(jsonl_of(rows), numbers),
+        "mark.jsonl": File(b"\xef\xbb\xbf" + jsonl_of(rows), numbers),
+        "windows.jsonl": File(jsonl_of(rows, "\r\n"), numbers),
+        "without an end.jsonl": File(jsonl_of(rows).rstrip(b"\n"), numbers),
         "blank.ndjson": File(jsonl_of(rows, "\n\n"), [2 * number - 1 for number in numbers]),
         "old mac.jsonl": File(jsonl_of(rows, "\r"), numbers),
         "array.json": File(json.dumps(rows).encode(), numbers),
@@ -131,20 +147,8 @@ def files_of(rows: Rows) -> dict[str, File]:
 FILES = files_of(ROWS)
 
 
-class _NotClosed:
-    """A file that stays open when its writer is closed."""
-
-    closed = False
-
-    def __init__(self, file: io.BytesIO) -> None:
-        self.write, self.flush, self.close = file.write, file.flush, lambda: None
-
-
 def lz4(data: bytes) -> bytes:
-    file = io.BytesIO()
-    with pa.CompressedOutputStream(pa.PythonFile(_NotClosed(file), "w"), "lz4") as stream:
-        stream.write(data)
-    return file.getvalue()
+    return pa.compress(data, codec="lz4", asbytes=True)
 
 
 def gz(data: bytes) -> bytes:
@@ -180,3 +184,38 @@ def tar_of(files: dict[str, bytes], mode: str = "w") -> bytes:
             about.size = len(data)
             archive.addfile(about, io.BytesIO(data))
     return file.getvalue()
+
+
+PICTURE = bytes(range(256)) * 20
+
+
+def mail_of(text: str, subtype: str = "plain", **settings: str) -> EmailMessage:
+    message = EmailMessage()
+    for name, value in {"From": "a@x.org", "Subject": "Größe", "Message-ID": "<1@x.org>"}.items():
+        message[name] = value
+    message.set_content(text, subtype=subtype, **settings)
+    return message
+
+
+def mails_of(texts: list[str]) -> list[EmailMessage]:
+    """Messages in several encodings, some with attachments, some with their text as a page too."""
+    messages = []
+    for i, text in enumerate(texts):
+        charset = "iso-8859-1" if i % 2 and max(text) <= "\xff" else "utf-8"
+        message = mail_of(text, charset=charset, cte=("base64", "quoted-printable")[i // 2 % 2])
+        if i % 3 == 0:
+            message.add_alternative(f"<p>{text}</p>", subtype="html")
+        if i % 4 == 0:
+            message.add_attachment(PICTURE, maintype="image", subtype="png", filename="a.png")
+            message.add_attachment("a list of words", subtype="plain", filename="words.txt")
+        messages.append(message)
+    return messages
+
+
+def mbox_of(messages: list[EmailMessage]) -> bytes:
+    with tempfile.NamedTemporaryFile() as file:
+        box = mailbox.mbox(file.name)
+        for message in messages:
+            box.add(message)
+        box.close()
+        return Path(file.name).read_bytes()

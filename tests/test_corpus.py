@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -172,19 +173,19 @@ def test_settings_that_do_not_fit_each_other_are_refused(settings: dict, field: 
         Download(**settings)
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, settings: Download, at: int) -> list[Path]:
-    """Break off `download` when it is about to force its file number `at` to disk; the files before, in order."""
+def interrupted(monkeypatch: pytest.MonkeyPatch, work: Callable, at: int | str) -> list[Path]:
+    """Break off a download before its file number `at`, or one that ends so, is forced to disk; the files up to it."""
     forced = []
 
     def breaking(path: Path) -> None:
         forced.append(path)
-        if len(forced) == at:
+        if len(forced) == at or path.name.endswith(str(at)):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(parts, "fsync", breaking)
         with pytest.raises(KeyboardInterrupt) if at else nullcontext():
-            download.fn(settings)
+            work()
     return forced
 
 
@@ -220,7 +221,7 @@ def test_an_interrupted_download_resumes_at_its_last_part_and_makes_the_same_byt
     settings = asked_for(ugly, **UGLY | settings)
     books = write_jsonl(tmp_path / "book.jsonl", [f"{i} " * 100 for i in range(900)])
     local_source(monkeypatch, "books", books)
-    forced = interrupted(monkeypatch, settings, at=0)
+    forced = interrupted(monkeypatch, lambda: download.fn(settings), at=0)
     made = download.target(settings)
     whole, draft = made.manifest, draft_of(made).name
     assert whole["stats"]["parts"] >= 3
@@ -229,7 +230,7 @@ def test_an_interrupted_download_resumes_at_its_last_part_and_makes_the_same_byt
     for at, path in enumerate(forced, 1):
         root = tmp_path / str(at)
         monkeypatch.setenv("CRAM_ARTIFACTS", str(root))
-        interrupted(monkeypatch, settings, at)
+        interrupted(monkeypatch, lambda: download.fn(settings), at)
         assert artifacts_of("download") == []
         state = root / ".partial" / draft / WORK / "state.json"
         finished = json.loads(state.read_text())["parts"] if state.exists() else 0

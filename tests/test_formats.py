@@ -1,7 +1,6 @@
 """Files of every kind: the same rows at every door, the same documents in every packing, or a refusal that helps."""
 
 import bz2
-import codecs
 import gzip
 import io
 import json
@@ -27,10 +26,13 @@ from files_table import (
     feather_of,
     json_lines,
     jsonl_of,
+    mails_of,
+    mbox_of,
     noise,
     packed,
     parquet_of,
     tar_of,
+    write,
     zip_of,
     zst,
 )
@@ -89,17 +91,6 @@ def csv(texts: list[str], column: str = "text") -> bytes:
 
 def parquet(**columns: list) -> bytes:
     return parquet_of(pa.table(columns))
-
-
-def made(folder: Path, files: dict[str, bytes] | Callable) -> Path:
-    folder.mkdir(exist_ok=True)
-    if callable(files):
-        files(folder)
-        return folder
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -209,15 +200,6 @@ def test_a_small_file_that_unpacks_to_a_huge_line_takes_little_memory():
     assert peak < 160 << 20
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.zst"])
-def test_any_line_end_and_a_byte_order_mark_are_accepted(name: str, end: bytes):
-    long = [*ODD, "x" * 3 * containers.BUFFER, *ODD]
-    data = json_lines(long).replace(b"\n", end)
-    for stored in (data, data.removesuffix(end), data.replace(end, end + end), codecs.BOM_UTF8 + data):
-        assert text_in(read(packed(stored, name), name)) == long
-
-
 def naive_lines(data: bytes) -> list[bytes]:
     first = re.search(rb"\r\n|\n|\r", data)
     return re.split(rb"\r\n|\r|\n" if first and first[0] == b"\r" else rb"\n", data)
@@ -237,14 +219,6 @@ def test_lines_do_not_depend_on_how_the_bytes_are_divided_and_too_long_ones_are_
             assert [(loss.line, loss.sample) for loss in read(stored, name, 7)] == expected, (data, cuts)
 
 
-def saved(folder: Path) -> None:
-    """What `datasets` saves, and the caches that it puts beside it."""
-    whole = datasets.Dataset.from_dict({"text": TEXTS, "label": list(range(len(TEXTS)))})
-    datasets.DatasetDict({"train": whole}).save_to_disk(folder / "saved", num_shards={"train": 2})
-    opened = datasets.load_from_disk(folder / "saved")["train"]
-    opened.map(lambda row: {"length": len(row["text"])}, cache_file_name=str(folder / "saved/train/cache-0a1b.arrow"))
-
-
 def numbered(suffix: str, texts: list[bytes]) -> dict[str, bytes]:
     """A file for each text."""
     return {f"{i:02d}{suffix}": text for i, text in enumerate(texts)}
@@ -258,8 +232,10 @@ INNER = {f"d/{name}": data for name, data in numbered(".txt", PLAIN).items()}
 HALVES = {"a.jsonl": jsonl(TEXTS[:9]), "b/c.csv.gz": gzip.compress(csv(TEXTS[9:]))}
 HIDDEN = {"._a.jsonl": b"\0\5\x16\7", ".ipynb_checkpoints/a.jsonl": jsonl(TEXTS), "_OK": b""}
 MIXED = {"a.jsonl": jsonl(TEXTS[:5]), "b.csv": csv(TEXTS[5:9], "body"), "c.parquet": parquet(content=TEXTS[9:])}
+MAILS = [bytes(message) for message in mails_of(TEXTS)]
+BOX = mbox_of(mails_of(TEXTS))
 DOTTED = [{"x.y": text} for text in TEXTS]
-INPUTS: dict[str, tuple[dict[str, bytes] | Callable, dict]] = {  # files, and the parameters that they need
+INPUTS: dict[str, tuple[dict[str, bytes], dict]] = {  # files, and the parameters that they need
     "json array of texts": ({"a.json": json.dumps(TEXTS).encode()}, {}),
     "a json document a file": (numbered(".json", [json.dumps({"text": t}, indent=1).encode() for t in TEXTS]), {}),
     "column raw_content": ({"a.parquet": parquet(url=TEXTS, raw_content=TEXTS)}, {}),
@@ -270,7 +246,6 @@ INPUTS: dict[str, tuple[dict[str, bytes] | Callable, dict]] = {  # files, and th
     "lists": ({"a.jsonl": jsonl([t.split("\n") for t in TEXTS])}, {}),
     "lists in parquet": ({"a.parquet": parquet(text=[t.split("\n") for t in TEXTS])}, {}),
     "mixed schemas": (MIXED, {}),
-    "save_to_disk": (saved, {}),
     "zip": ({"a.zip": zip_of(INNER)}, {}),
     "zip of tables in a folder": ({"sub/a.zip": zip_of(HALVES)}, {}),
     "tar": ({"a.tar": tar_of(INNER)}, {}),
@@ -291,6 +266,12 @@ INPUTS: dict[str, tuple[dict[str, bytes] | Callable, dict]] = {  # files, and th
     "a line a document": ({"a.txt": "\n".join(LINES).encode()}, {"documents_by": "line"}),
     "a line with CR a document": ({"a.txt": "\r".join(["", *LINES]).encode()}, {"documents_by": "line"}),
     "a paragraph a document": ({"a.txt": "\n\n\n".join(LINES).encode()}, {"documents_by": "blank-line"}),
+    "mailbox": ({"a.mbox": BOX}, {}),
+    "mailbox without extension": ({"a": BOX}, {}),
+    "mailbox.gz": ({"a.mbox.gz": gzip.compress(BOX)}, {}),
+    "maildir": (numbered(".M1P2.host,S=123:2,S", MAILS), {}),
+    "maildir with paths": (numbered(".M1P2.host,S=123:2,S", [b"Return-Path: <a@x.org>\n" + m for m in MAILS]), {}),
+    "tar of mail": ({"a.tar": tar_of(numbered(".eml", MAILS) | {"empty.mbox": b""})}, {}),
     "hidden files": ({"a.jsonl": jsonl(TEXTS)} | HIDDEN, {}),
 }
 
@@ -298,7 +279,7 @@ INPUTS: dict[str, tuple[dict[str, bytes] | Callable, dict]] = {  # files, and th
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_documents_of_each_kind_of_input_are_read_and_nothing_else(store: Path, tmp_path: Path, name: str):
     files, settings = INPUTS[name]
-    folder = made(tmp_path / "data", files)
+    folder = write(tmp_path / "data", files)
     corpus = downloaded(folder, **settings)
     found = texts_of(corpus)
     assert [" ".join(t.split()) for t in found] == LINES
@@ -306,6 +287,14 @@ def test_the_documents_of_each_kind_of_input_are_read_and_nothing_else(store: Pa
     assert len({d.id for d in documents_of(corpus)}) == len(TEXTS), "ids of their own"
     assert corpus.stats["lost"] == {}
     assert sum(n for form in corpus.stats["formats"].values() for n in form.values()) == len(TEXTS)
+
+
+def test_what_datasets_saved_is_read_without_the_caches_beside_it(store: Path, tmp_path: Path):
+    whole = datasets.Dataset.from_dict({"text": TEXTS, "label": list(range(len(TEXTS)))})
+    datasets.DatasetDict({"train": whole}).save_to_disk(tmp_path / "saved", num_shards={"train": 2})
+    opened = datasets.load_from_disk(tmp_path / "saved")["train"]
+    opened.map(lambda row: {"n": len(row["text"])}, cache_file_name=str(tmp_path / "saved/train/cache-0a1b.arrow"))
+    assert texts_of(downloaded(tmp_path / "saved")) == TEXTS
 
 
 PAGE = "<!DOCTYPE html>\n<html><head><title>T</title></head><body><nav>menu</nav><article>{}</article></body></html>"
@@ -379,7 +368,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict, str]] = {  # files, parameters,
 def test_what_cannot_be_read_is_refused_with_what_helps(store: Path, tmp_path: Path, name: str):
     files, settings, said = REFUSED[name]
     with pytest.raises(InputError, match=f"(?s){said}"):
-        downloaded(made(tmp_path / "data", files), **settings)
+        downloaded(write(tmp_path / "data", files), **settings)
 
 
 FORMATS: dict[str, Callable[[bytes], bytes]] = {
@@ -474,7 +463,7 @@ def test_losses_are_listed_by_file_line_and_reason(store: Path, tmp_path: Path):
     for i, bad in enumerate(BAD_LINES):
         lines += [(b'{"text": "good %d"}' % i, ""), bad, (b"", "")]  # an empty line is no loss
     stored = b"\n".join(line for line, _ in lines)
-    corpus = downloaded(made(tmp_path / "data", {"a.jsonl": stored, "b.jsonl": jsonl(["fine", None])}), max_lost=0.6)
+    corpus = downloaded(write(tmp_path / "data", {"a.jsonl": stored, "b.jsonl": jsonl(["fine", None])}), max_lost=0.6)
     expected = [("a.jsonl", i, reason) for i, (_, reason) in enumerate(lines, 1) if reason]
     expected.append(("b.jsonl", 2, "text is not a string but NoneType"))
     found = losses_of(corpus)
@@ -573,14 +562,20 @@ def test_the_family_of_a_file_is_its_name_without_its_suffix_and_the_number_of_i
     assert {name: family(name) for name in families} == families
 
 
-def test_quotes_of_a_tsv_are_plain_characters_unless_they_enclose_fields(tmp_path: Path):
-    texts = ['"Hello," he said.', 'He said "no".', "plain", '"unbalanced']
-    stored = "".join(f"{text}\t{i}\n" for i, text in enumerate(["a", *texts])).encode()
-    assert [row["a"] for _, row in rows_in(tmp_path, "a.tsv", stored)] == texts
+TSV = 'a\t0\n"Hello," he said.\t1\nHe said "no".\t2\nplain\t3\n"unbalanced\t4\n'
+QUOTED = ['"Hello," he said.', 'He said "no".', "plain", '"unbalanced']
+CSV: dict[str, tuple[str, list]] = {  # a file, and its rows
+    "quotes that enclose no field.tsv": (TSV, [(i, {"a": text, "0": str(i - 1)}) for i, text in enumerate(QUOTED, 2)]),
+    "delimiters in quoted names.csv": ('"a, b, c";"d, e"\n1;2\n', [(2, {"a, b, c": "1", "d, e": "2"})]),
+    "a tab that Excel names.csv": ("sep=\t\nx,y\tz\n1\t2\n", [(3, {"x,y": "1", "z": "2"})]),
+    "a header that begins so.csv": ("sep=a,b\n1,2\n", [(2, {"sep=a": "1", "b": "2"})]),
+}
 
 
-def test_delimiters_within_quoted_names_of_columns_are_text(tmp_path: Path):
-    assert rows_in(tmp_path, "a.csv", b'"a, b, c";"d, e"\n1;2\n') == [(2, {"a, b, c": "1", "d, e": "2"})]
+@pytest.mark.parametrize("name", CSV)
+def test_the_delimiter_and_the_quotes_of_a_csv_file_are_found(tmp_path: Path, name: str):
+    text, expected = CSV[name]
+    assert rows_in(tmp_path, name, text.encode()) == expected
 
 
 @pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "\ufeffsep=;", "sep=;;"])
@@ -591,17 +586,12 @@ def test_the_line_in_which_excel_names_the_delimiter_is_no_row(tmp_path: Path, l
     assert rows_in(tmp_path, "a.csv", stored) == expected
 
 
-def test_a_tab_may_be_named_as_delimiter_and_a_header_may_begin_as_that_line(tmp_path: Path):
-    assert rows_in(tmp_path, "b.csv", b"sep=\t\nx,y\tz\n1\t2\n") == [(3, {"x,y": "1", "z": "2"})]
-    assert rows_in(tmp_path, "c.csv", b"sep=a,b\n1,2\n") == [(2, {"sep=a": "1", "b": "2"})]
-
-
-def test_text_in_another_encoding_is_read_if_it_is_named(tmp_path: Path):
-    for encoding in ("windows-1252", "utf-16-le", "utf-16-be", "utf-8"):
-        found = rows_in(tmp_path, "a.csv", "a,b\ncafé,“x”\n".encode(encoding), encoding)
-        assert found == [(2, {"a": "café", "b": "“x”"})]
-    utf_8 = "a,b\ncafé,1\n".encode()
-    assert rows_in(tmp_path, "a.csv", utf_8, "windows-1252") == [(2, {"a": "café", "b": "1"})]
+@pytest.mark.parametrize("encoding", ["windows-1252", "utf-16-le", "utf-16-be", "utf-8"])
+def test_text_in_another_encoding_is_read_if_it_is_named(tmp_path: Path, encoding: str):
+    found = rows_in(tmp_path, "a.csv", "a,b\ncafé,“x”\n".encode(encoding), encoding)
+    assert found == [(2, {"a": "café", "b": "“x”"})]
+    utf_8 = rows_in(tmp_path, "b.csv", "a,b\ncafé,1\n".encode(), "windows-1252")
+    assert utf_8 == [(2, {"a": "café", "b": "1"})]
 
 
 def test_values_of_any_characters_are_read_in_any_layout(tmp_path: Path):
@@ -625,7 +615,7 @@ def test_a_txt_file_is_one_document(store: Path, tmp_path: Path):
     files = {
         f"book-{i}.{'txt' if i else 'TXT'}": text.encode("utf-8-sig" if i else "utf-8") for i, text in enumerate(ODD)
     }
-    corpus = downloaded(made(tmp_path / "data", files))
+    corpus = downloaded(write(tmp_path / "data", files))
     assert {(d.source, d.text) for d in documents_of(corpus)} == {("book", text) for text in ODD}
 
 
@@ -650,7 +640,7 @@ def test_documents_of_a_text_file_are_what_was_asked(store: Path, tmp_path: Path
 def test_pages_are_read_by_the_extractor_that_is_asked_and_named_in_the_key(store: Path, tmp_path: Path):
     trafilatura = pytest.importorskip("trafilatura")
     page = PAGE.format(PARAGRAPHS)
-    made(tmp_path, {"a.html": page.encode(), "b.xml": b"<r><t>Ein Text</t> mit <b>Ende</b></r>"})
+    write(tmp_path, {"a.html": page.encode(), "b.xml": b"<r><t>Ein Text</t> mit <b>Ende</b></r>"})
     corpus = downloaded(tmp_path, extract="trafilatura")
     text, xml = texts_of(corpus)
     assert text == trafilatura.extract(page)
@@ -661,7 +651,7 @@ def test_pages_are_read_by_the_extractor_that_is_asked_and_named_in_the_key(stor
 
 
 def test_options_at_their_defaults_are_not_in_the_key(store: Path, tmp_path: Path):
-    path = made(tmp_path / "data", {"a.jsonl": jsonl(TEXTS)})
+    path = write(tmp_path / "data", {"a.jsonl": jsonl(TEXTS)})
     usual = downloaded(path)
     assert not {"column", "source_column", "documents_by", "encoding", "extract"} & set(usual.manifest["params"])
     assert downloaded(path, column="").key == usual.key != downloaded(path, column="text").key
@@ -671,7 +661,7 @@ def test_options_at_their_defaults_are_not_in_the_key(store: Path, tmp_path: Pat
 
 
 def test_an_option_that_no_file_needs_is_said_to_have_no_effect(store: Path, tmp_path: Path, caplog):
-    path = made(tmp_path / "data", {"a.jsonl": jsonl(TEXTS)})
+    path = write(tmp_path / "data", {"a.jsonl": jsonl(TEXTS)})
     for expected in (True, False):
         caplog.clear()
         downloaded(path, documents_by="line")
@@ -688,7 +678,7 @@ def test_files_that_are_skipped_are_counted_by_kind_in_folders_and_in_archives(s
         "x.exe": b"",
     }
     beside = {"README.md": b"About", "LICENSE": b"MIT", "b.py": b"", ".git/c.txt": b"x", "a.tar": tar_of(inside)}
-    corpus = downloaded(made(tmp_path / "data", {**beside, "blob": b"\0\1\2\3" * 99}))
+    corpus = downloaded(write(tmp_path / "data", {**beside, "blob": b"\0\1\2\3" * 99}))
     assert texts_of(corpus) == TEXTS
     assert corpus.stats["skipped"] == {
         "about the data": 2, "hidden": 2, ".py": 1, "no text": 1, "archive in an archive": 1, ".html": 1, ".exe": 1,
@@ -704,7 +694,7 @@ def test_files_that_are_skipped_are_counted_by_kind_in_folders_and_in_archives(s
     [(".hidden.txt", b"text"), ("README.md", b"text"), ("notes.log", b"text"), ("data.bak", jsonl(["text"]))],
 )
 def test_a_file_is_read_whatever_its_name_is_if_it_is_given_itself(store, tmp_path: Path, name: str, data: bytes):
-    made(tmp_path, {name: data})
+    write(tmp_path, {name: data})
     assert texts_of(downloaded(tmp_path / name)) == ["text"]
 
 
@@ -720,13 +710,13 @@ def test_a_file_is_read_whatever_its_name_is_if_it_is_given_itself(store, tmp_pa
     ],
 )
 def test_a_file_that_is_given_itself_is_refused_if_cram_reads_no_such_kind(store, tmp_path, name, data, said):
-    made(tmp_path, {name: data})
+    write(tmp_path, {name: data})
     with pytest.raises(InputError, match=f"{name} .*{said}"):
         downloaded(tmp_path / name)
 
 
 def test_json_of_many_lines_is_refused_above_its_limit(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = made(tmp_path, {"a.json": json.dumps([{"text": t} for t in TEXTS], indent=1).encode()}) / "a.json"
+    path = write(tmp_path, {"a.json": json.dumps([{"text": t} for t in TEXTS], indent=1).encode()}) / "a.json"
     monkeypatch.setattr(rows, "MOST_JSON", 1000)
     with pytest.raises(InputError, match=r"a\.json .*jsonl"):
         downloaded(path)

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from conftest import asked_for, documents_of, downloaded, losses_of, refusal, texts_of, write_jsonl
-from files_table import json_lines
+from files_table import json_lines, write
 
 from model.errors import InputError
 from tasks import download as download_stage
-from tasks.corpus import hub, local, pydocs, sources
-from tasks.corpus.documents import Options
+from tasks.corpus import local, pydocs
 from tasks.download import download
 
 
@@ -122,9 +121,7 @@ PACKAGE = {
 
 def test_a_package_gives_its_description_licences_texts_and_docstrings(store: Path, tmp_path: Path, monkeypatch):
     info = tmp_path / "toy-1.0.dist-info"
-    for name, stored in PACKAGE.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(stored)
+    write(tmp_path, PACKAGE)
     (info / "RECORD").write_text("".join(f"{name},,\n" for name in [*PACKAGE, "toy/gone.py", f"{info.name}/RECORD"]))
     monkeypatch.setattr(pydocs, "installed", lambda: {"toy": metadata.Distribution.at(info)})
     asked = asked_for(source="python-docs", max_lost=0.5)
@@ -263,11 +260,3 @@ def test_other_files_of_a_directory_are_warned_of_once(data: Path, caplog: pytes
     assert all(
         part in warning for part in ("4 files", "1 hidden, 1 .py, 1 .bak, 1 no regular file", f"({data}/.d.jsonl")
     )
-
-
-def test_shards_are_reached_once_a_record_of_them_is_read():
-    shards = [hub.File(name) for name in "abc"]
-    reached = {}
-    for at in ((0, 0), (0, 1), (1, 0), (1, 2), (3, 0)):
-        reached[at] = "".join(sources.Reader("files", shards, at, Options(), {}).reached)
-    assert reached == {(0, 0): "", (0, 1): "a", (1, 0): "a", (1, 2): "ab", (3, 0): "abc"}

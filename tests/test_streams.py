@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import documents_of, losses_of, texts_of
-from files_table import jsonl_of, parquet_of
+from files_table import jsonl_of, parquet_of, write
+from test_corpus import interrupted
 from test_hub import Hub, address_of, online, serving  # noqa: F401 - the fixture `online`
 
 from model.errors import InputError
-from tasks.corpus import documents, parts
+from tasks.corpus import documents
 from tasks.corpus.parts import parts_of
 from tasks.download import Download, download
 from tasks.store.artifacts import Artifact
@@ -60,29 +61,9 @@ def hub(online: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:  # noqa: F811
     return online
 
 
-def write(top: Path, stored: dict[str, bytes]) -> Path:
-    for name, data in stored.items():
-        (top / name).parent.mkdir(parents=True, exist_ok=True)
-        (top / name).write_bytes(data)
-    return top
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "own", files(TEXTS))
-
-
-def interrupted(monkeypatch: pytest.MonkeyPatch, part: str, *given: object, **params: object) -> None:
-    """Break off a download when the part whose name ends so is on disk."""
-
-    def breaking(path: Path) -> None:
-        if path.name.endswith(part):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(parts, "fsync", breaking)
-        with pytest.raises(KeyboardInterrupt):
-            downloaded(*given, **params)
 
 
 def downloaded(dataset: str | Path, **params: object) -> Artifact:
@@ -118,7 +99,7 @@ def test_a_changed_file_of_a_folder_changes_the_key(folder: Path, store: Path):
 def test_an_interrupted_download_reads_on_where_its_last_part_ended(folder: Path, store: Path, monkeypatch):
     whole, read = downloaded(folder, part_megabytes=0.01, sets=["own/en/train"]), []
     take = documents.text_in
-    interrupted(monkeypatch, "2.parquet", folder, part_megabytes=0.01)
+    interrupted(monkeypatch, lambda: downloaded(folder, part_megabytes=0.01), at="2.parquet")
     monkeypatch.setattr(documents, "text_in", lambda row, *others: read.append(row) or take(row, *others))
     again = downloaded(folder, part_megabytes=0.01)
     assert [part.read_bytes() for part in parts_of(again)] == [part.read_bytes() for part in parts_of(whole)]
@@ -206,8 +187,9 @@ def test_tables_drift_too_and_a_rerun_reads_on_in_the_middle(tmp_path: Path, sto
     ]
     shards = [parquet_of(pa.table(table), row_group_size=30) for table in tables]
     folder = of_shards(tmp_path / "own", *shards, form="parquet")
-    interrupted(monkeypatch, "3.parquet", folder, config="", part_megabytes=0.002)
-    assert texts_of(downloaded(folder, config="", part_megabytes=0.002)) == texts
+    settings = {"config": "", "part_megabytes": 0.002}
+    interrupted(monkeypatch, lambda: downloaded(folder, **settings), at="3.parquet")
+    assert texts_of(downloaded(folder, **settings)) == texts
 
 
 def test_a_value_that_is_no_text_is_lost_and_spoils_no_text_beside_it(tmp_path: Path, store: Path):
