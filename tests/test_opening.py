@@ -20,7 +20,6 @@ from tasks.store.manifests import MANIFEST, verify
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebook.ipynb"
 LAYOUT = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 96}  # transformers doesn't have it
-MODERN = LAYOUT | {"positions": "rotary", "norm_bias": False, "first_norm": False, "head_transform": True}
 IDS = torch.tensor([[2, 40, 41, 4, 42, 3], [2, 50, 4, 51, 7, 3]])
 
 
@@ -30,8 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> Iter
     root = tmp_path_factory.mktemp("store")
     with store_of_its_own(root / "a [red] pl*ce" / "k=v"):
         found = toy_tokens(root, toy_texts)
-        found["modern"] = toy_model(found["tokens"], MODERN)
-        found["pretrain"] = toy_model(found["tokens"], LAYOUT)  # the newest
+        found["pretrain"] = toy_model(found["tokens"], LAYOUT)
         task = Finetune(tasks=["neighbours"], data="probes", seeds=1, epochs=1, max_tokens=32, baseline=False)
         found["finetune"] = finetune.fn(task.runs()[0], found["pretrain"])
         yield found
@@ -78,30 +76,24 @@ def test_a_dataset_is_mapped_from_the_cache_and_nothing_is_written_into_the_arti
     verify(made["filter"])
 
 
-@pytest.mark.parametrize(("name", "family"), [("pretrain", "CramForMaskedLM"), ("modern", "ModernBertForMaskedLM")])
-def test_a_pretrained_model_is_a_module_with_the_scores_of_crams_own(name: str, family: str, made, transformers):
-    module, own = made[name].model(), export.load(made[name].path)
-    assert type(module).__name__ == family
+@pytest.mark.parametrize(("stage", "head"), [("pretrain", "MaskedLM"), ("finetune", "SequenceClassification")])
+def test_a_model_is_a_module_with_its_head_whose_states_are_crams_own(stage: str, head: str, made, transformers):
+    module, own = find(stage, made[stage].key[:8]).model(), export.load(made[stage].path).eval()
+    assert type(module).__name__ == f"CramFor{head}"
     assert isinstance(module, torch.nn.Module)
     assert not module.training
     with torch.no_grad():
-        torch.testing.assert_close(module(input_ids=IDS).logits, own.logits(own.encode(IDS)), atol=1e-5, rtol=1e-4)
-
-
-def test_a_finetuned_model_is_its_classifier(made, transformers):
-    module = find("finetune", made["finetune"].key[:8]).model()
-    assert type(module).__name__ == "CramForSequenceClassification"
-    assert module.config.num_labels == 2
-    assert not module.training
+        torch.testing.assert_close(module.bert(IDS).last_hidden_state, own.encode(IDS), atol=1e-5, rtol=1e-4)
 
 
 def test_what_an_artifact_does_not_have_is_named_with_what_it_has(made):
-    with pytest.raises(InputError, match=r"no table 'part-0'; expected measured, part, sources"):
-        made["filter"].frame("part-0")
-    with pytest.raises(InputError, match=r"no table 'x'; expected heldout"):
-        made["tokens"].dataset("x")
-    with pytest.raises(InputError, match=r"has no model\. These of filter have: none"):
-        made["filter"].model()
+    for call, named in (
+        (lambda: made["filter"].frame("part-0"), "no table 'part-0'; expected measured, part, sources"),
+        (lambda: made["tokens"].dataset("x"), "no table 'x'; expected heldout"),
+        (lambda: made["filter"].model(), r"has no model\. These of filter have: none"),
+    ):
+        with pytest.raises(InputError, match=named):
+            call()
     files = made["finetune"].manifest["files"]
     bare = Artifact(stage="finetune", key="bare")
     bare.path.mkdir()
@@ -128,7 +120,7 @@ def test_a_changed_or_dropped_file_is_refused(method: str, store: Path, tmp_path
 
 
 def test_a_model_with_a_flipped_byte_is_refused(made, tmp_path: Path):
-    shutil.copytree(made["modern"].path, tmp_path / "pretrain" / made["modern"].key)
+    shutil.copytree(made["pretrain"].path, tmp_path / "pretrain" / made["pretrain"].key)
     with store_of_its_own(tmp_path):
         weights = find("pretrain").path / "model.safetensors"
         content = bytearray(weights.read_bytes())
