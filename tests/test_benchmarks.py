@@ -88,7 +88,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         ["--batch", 4, "--steps", 3, "--rounds", 2],
         [f"frontier.architecture.{n}={v}" for n, v in SIZES.items()],
     )
-    short = ["cram", "--data", packed, "--recipe", "frontier", "--minutes", 0.1]
+    short = ["cram", "--data", packed, "--recipe", "frontier", "--minutes", 0.04]
     short += ["--set", "frontier.batch_size=8", *sizes]
     tuning = ["--data", packed, "--recipe", "frontier", "--seeds", 1, "--epochs", 10, "--rate", 0.01]
     parts = [
@@ -97,7 +97,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         ["speed", "--compile", "no", *tiny, "pocket", *turns],
         ["attention", "--recipe", "demo"],
         ["finetuning", *tiny, "modern", "--examples", 40, "--epochs", 1],
-        [*short, "--stop-after", 0.05],
+        [*short, "--stop-after", 0.02],
         short,
         ["glue", *tuning],
         ["glue", *tuning],

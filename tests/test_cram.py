@@ -126,7 +126,6 @@ def test_no_file_of_an_artifact_names_the_store(first):
 
 
 def test_a_damaged_model_is_trained_again_to_the_same_contents_so_that_all_else_stays_cached(tiny: dict, first):
-    run(tiny)
     weights = made(tiny)["pretrain"].path / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:100])
@@ -145,42 +144,45 @@ def test_what_depends_on_a_refreshed_stage_runs_again_then_or_in_a_later_run(tin
 def test_too_little_text_for_probes_is_refused_before_a_model_is_pretrained(tiny: dict, first):
     few = tiny | {"tokenize": tiny["tokenize"] | {"heldout_fraction": 0.02}}
     with pytest.raises(InputError, match=r"tokenize/.*neighbours.*heldout_fraction"):
-        run(few)
+        cram.fn(recipe="demo", override=few)
     with pytest.raises(InputError, match="heldout_fraction"):  # the text is there now
         made(few)
     assert not made(few, "pretrain")["pretrain"].path.exists()
 
 
-def test_a_warning_names_overridden_stages_that_the_run_does_not_reach(tiny: dict, caplog):
-    changes = {name: tiny[name] for name in ("download", "filter", "measure")}
-    checked_plan("demo", changes | {"finetune": {"data": "probes"}, "pretrain": {}}, "filter", {}, [])
-    assert not caplog.messages, "decontaminate reads finetune.data, and nothing changes in pretrain"
-    checked_plan("demo", changes | {"finetune": {"epochs": 3}, "pretrain": {"seed": 1}}, "filter", {}, [])
-    [warning] = caplog.messages
-    assert "finetune.epochs, pretrain.seed;" in warning
-    caplog.clear()
-    changes |= {"finetune": {"data": "probes", "epochs": 3}, "vocabulary": {"characters": "unicode", "entries": 300}}
-    checked_plan("demo", changes, "filter", {}, [])
-    [warning] = caplog.messages
-    assert "finetune.epochs, vocabulary.entries;" in warning
+OWN = {"name": "own", "data": "own.csv"}
 
 
-def test_of_finetune_the_warning_names_the_fields_that_decontaminate_does_not_read(tiny: dict, tmp_path: Path, caplog):
-    (tmp_path / "own.csv").write_text("text,label\n" + "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(40)))
-    own, changes = {"name": "own", "data": str(tmp_path / "own.csv")}, {"download": tiny["download"]}
-    for given, named in (
-        ({"data": "probes", "epochs": 3}, "reach finetune.epochs;"),
-        ({"tasks": [own], "seeds": 2}, "reach finetune.seeds;"),
-    ):
-        caplog.clear()
-        checked_plan("demo", changes | {"finetune": given}, "filter", {}, [])
-        assert named in "".join(caplog.messages)
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"finetune": {"data": "probes"}, "pretrain": {}}, ""),  # decontaminate reads finetune.data; nothing changes
+        ({"finetune": {"epochs": 3}, "pretrain": {"seed": 1}}, "finetune.epochs, pretrain.seed"),
+        ({"vocabulary": {"characters": "unicode", "entries": 300}}, "vocabulary.entries"),  # filter reads the first
+        ({"finetune": {"data": "probes", "epochs": 3}}, "finetune.epochs"),
+        ({"finetune": {"tasks": [OWN], "seeds": 2}}, "finetune.seeds"),
+    ],
+)
+def test_a_warning_names_overridden_fields_that_no_stage_of_the_run_reads(
+    tiny: dict, tmp_path: Path, monkeypatch, caplog, changes: dict, named: str
+):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"text {i},{'ab'[i % 2]}\n" for i in range(40)]
+    (tmp_path / "own.csv").write_text("".join(["text,label\n", *rows]))
+    read = {name: tiny[name] for name in ("download", "filter", "measure")}
+    checked_plan("demo", read | changes, "filter", {}, [])
+    warnings = [record.getMessage() for record in caplog.records if record.name == "flows.cram"]
+    assert len(warnings) == bool(named)
+    assert all(f"reach {named};" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(("stage", "following"), [("pretrain", {"finetune", "report"}), ("finetune", {"report"})])
 def test_a_given_artifact_makes_the_stages_before_it_needless(tiny, first, tmp_path: Path, stage: str, following: set):
     missing = tiny | {"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}
-    assert set(run(missing, use={stage: artifacts_of(stage)[0].key})[0]) == following
+    plan = checked_plan("demo", missing, "report", {stage: artifacts_of(stage)[0].key}, [])
+    assert {step.stage for step in plan.steps} == following
+    execute(plan)
+    assert not plan.problems
 
 
 COLA = {"finetune": {"data": "tests", "tasks": ["cola"], "max_tokens": 32}}
@@ -217,7 +219,7 @@ def test_an_error_of_the_user_is_found_before_anything_runs_or_is_discarded(
 
 
 def test_several_artifacts_are_taken_for_finetuning_only(tiny: dict, first, stricter: dict):
-    run(stricter, until="filter")
+    cram.fn(recipe="demo", override=stricter, until="filter")
     both = ", ".join(artifact.key for artifact in artifacts_of("filter"))
     with pytest.raises(InputError, match="several artifacts of filter"):
         checked_plan("demo", tiny, "report", {"filter": both}, [])
@@ -256,14 +258,15 @@ def test_files_that_change_during_a_run_end_it_with_an_error(tiny: dict, tmp_pat
 
     monkeypatch.setattr(Plan, "check", check_and_change)
     with pytest.raises(InputError, match=r"input files of download changed during this run.*Run again"):
-        run(tiny | {"download": tiny["download"] | {"files": [str(shard)]}})
+        cram.fn(recipe="demo", override=tiny | {"download": tiny["download"] | {"files": [str(shard)]}})
 
 
-def test_in_a_notebook_the_pipeline_is_one_call_without_prefect_and_cached(tiny: dict, store: Path, monkeypatch):
+def test_in_a_notebook_the_pipeline_is_one_call_without_prefect_and_cached(tiny: dict, first, monkeypatch):
     monkeypatch.setattr(Task, "__call__", lambda *_, **__: pytest.fail("Prefect's engine runs"))
-    recipe = resolve("demo", tiny)
+    recipe = resolve("demo", tiny | {"finetune": tiny["finetune"] | {"learning_rate": 2e-4}})
+    before = artifacts_of("finetune")
     page = pipeline(recipe)
-    assert {path.name for path in store.glob("[!.]*")} == set(STAGES)
+    assert len(artifacts_of("finetune")) == len(before) + 1
     assert page.stats["table"][0]["task"] == "neighbours"
     monkeypatch.setattr(StageTask, "make", lambda *_: pytest.fail("not cached"))
     assert pipeline(recipe) == page
@@ -291,31 +294,29 @@ def edges_to_report(flow_run: str) -> int:
 
 
 def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_only_itself(four: dict, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setenv("CRAM_FINETUNES", "1")
-        run(four)
-        _, cached = run(four)
-    assert edges_to_report(cached) == 4
-    found, call = finetuned(four), processes.Processes.call
-    alone = {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in found.items()}
-    assert len(alone) == 4
+    def predictions() -> dict[str, bytes]:
+        return {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in found.items()}
 
     def killed(self, work, *arguments, **others):
-        if arguments[1][0].label() == "word-order-0":
+        if arguments[1][0].label() == "word-order-1":
             work, arguments = signal.raise_signal, (signal.SIGKILL,)
         return call(self, work, *arguments, **others)
 
+    found, call = finetuned(four), processes.Processes.call
+    assert edges_to_report(run(four)[1]) == 4
+    together = predictions()
+    assert len(set(together.values())) == 4
     with monkeypatch.context() as patch:
         patch.setattr(processes.Processes, "call", killed)
-        with pytest.raises(InputError, match=r"1 of 4 .*'finetune word-order-0' was killed"):
+        with pytest.raises(InputError, match=r"1 of 4 .*'finetune word-order-1' was killed"):
             run(four, refresh=["finetune"])
-    assert set(found.values()) - set(artifacts_of("finetune")) == {found["word-order-0"]}
-    started = {name: artifact.manifest["started"] for name, artifact in found.items() if name != "word-order-0"}
-    states, rerun = run(four)
+    assert set(found.values()) - set(artifacts_of("finetune")) == {found["word-order-1"]}
+    started = {name: artifact.manifest["started"] for name, artifact in found.items() if name != "word-order-1"}
+    states, rerun = run(four)  # of the killed one, alone in this process
     assert states["report"] == "Cached", "the report of all four is the same"
     assert edges_to_report(rerun) == 4
     assert {name: found[name].manifest["started"] for name in started} == started
-    assert {name: (artifact.path / "predictions.parquet").read_bytes() for name, artifact in found.items()} == alone
+    assert predictions() == together
 
 
 def test_if_all_finetuning_runs_fail_none_is_said_to_be_kept(four: dict, monkeypatch):
@@ -324,7 +325,7 @@ def test_if_all_finetuning_runs_fail_none_is_said_to_be_kept(four: dict, monkeyp
 
     monkeypatch.setattr(processes.Processes, "call", full)
     with pytest.raises(InputError, match=r"^4 of 4 finetuning runs failed\. finetune can't continue: No space left"):
-        run(four | {"finetune": four["finetune"] | {"learning_rate": 3e-4}})
+        cram.fn(recipe="demo", override=four | {"finetune": four["finetune"] | {"learning_rate": 3e-4}})
 
 
 def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monkeypatch):
