@@ -377,7 +377,38 @@ def test_zero_outputs_are_zero_and_nothing_else_is(layout):
             assert torch.equal(value, other)
 
 
-# Finetuning
+# Attention and dropout
+
+
+def test_on_a_gpu_attention_is_that_of_torchs_kernel_which_is_given_everything(monkeypatch):
+    handed, given = [*torch.empty(3, 2, 4, LENGTH, 8, device="meta"), torch.ones(1, dtype=torch.bool), 0.3], []
+    monkeypatch.setattr(
+        bert.F,
+        "scaled_dot_product_attention",
+        lambda *parts, attn_mask, dropout_p: given.extend([*parts, attn_mask, dropout_p]),
+    )
+    bert.attend(*handed)
+    assert all(one is other for one, other in zip(given, handed, strict=True))
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.001])
+def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(probability):
+    torch.manual_seed(0)
+    x = torch.full((1000, 1001), 2.0, requires_grad=True)
+    y = bert.drop(x, probability)
+    torch.testing.assert_close(y[y != 0].unique(), torch.tensor([2.0 / (1 - probability)]))
+    gone = (y == 0).detach().double().flatten()
+    deviation = math.sqrt(probability * (1 - probability))
+    for lane in range(4):  # of each 64 bits that are drawn
+        part = gone[lane::4]
+        assert part.mean().item() == pytest.approx(probability, abs=5 * deviation / math.sqrt(len(part)))
+    for distance in (1, 2, 3, 4, 1001):
+        both = (gone[distance:] * gone[:-distance]).mean().item()
+        assert both == pytest.approx(probability**2, abs=6 * probability / math.sqrt(len(gone)))
+    y.sum().backward()
+    assert torch.equal(x.grad == 0, y == 0)
+    assert torch.equal(bert.drop(x, 0.0), x)
+    assert torch.equal(bert.drop(x, 1.0), x * 0)
 
 
 def test_dropout_takes_embedding_branches_weights_of_attention_and_the_heads_input_but_never_the_stream(model):
@@ -394,6 +425,9 @@ def test_dropout_takes_embedding_branches_weights_of_attention_and_the_heads_inp
         states = model.encode(tokens)
         torch.testing.assert_close(states, states[:1, :1].expand(2, LENGTH, 32))
         torch.testing.assert_close(classifier(tokens), classifier.classifier.out.bias.expand(2, 2))
+
+
+# Finetuning
 
 
 def test_finetuning_with_the_tokens_of_the_task_alone_changes_nothing_else():

@@ -63,16 +63,8 @@ def test_rounding_passes_and_every_fault_fails(correctness, monkeypatch, layout:
             assert error(correctness.REFERENCE) > 1.5 * correctness.FAR["bf16"], name
 
 
-LAYOUTS = ("crammed-bert", "modern", "bert-base", "shared and factorised", "RMSNorm, ReLU², untied")
-
-
-@pytest.mark.parametrize("layout", ["modern"])
-def test_a_device_that_halves_the_scores_in_bf16_is_wrong_there_alone(correctness, monkeypatch, layout: str):
+def test_a_device_that_halves_the_scores_in_bf16_is_wrong_there_alone(correctness, monkeypatch):
     halved = lambda q, *other: attend(q / 2 if q.dtype is torch.bfloat16 else q, *other)  # noqa: E731
     monkeypatch.setattr(bert, "attend", halved)
-    rows = [correctness.compare(correctness.REFERENCE, layout, d, False, "gradients") for d in ("fp32", "bf16")]
+    rows = [correctness.compare(correctness.REFERENCE, "modern", d, False, "gradients") for d in ("fp32", "bf16")]
     assert [row["right"] for row in rows] == [True, False]
-
-
-def test_every_layout_is_tried(correctness):
-    assert {*LAYOUTS, "frontier", "funnel"} == set(correctness.LAYOUTS)

@@ -95,18 +95,6 @@ def test_the_steps_are_those_of_torchs_optimizer_on_matrices_that_decay_and_vect
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_weight_decay_shrinks_matrices_by_rate_times_decay_except_with_adam_and_sgd(name):
-    model = bert()
-    matrix = model.blocks[0].attention.query.weight
-    before = matrix.detach().clone()
-    matrix.grad = torch.zeros_like(matrix)
-    own = {"matrix_learning_rate": LR} if name == "muon" else {}
-    for each in optimizer.optimizers(model, training(name, **own)):
-        each.step()
-    assert torch.allclose(matrix, before * (1 - LR * DECAY), rtol=1e-6) == (name not in ("adam", "sgd"))
-
-
 @pytest.mark.parametrize("size", [1.0, 1e-6])
 @pytest.mark.parametrize(("dtype", "away"), [(torch.float32, 1e-4), (torch.float16, 0.02), (torch.bfloat16, 0.05)])
 def test_muon_moves_matrices_as_torchs_does_in_fp32_and_continues_its_states(monkeypatch, dtype, away, size):

@@ -256,11 +256,12 @@ STOPS = {  # done before and after a call; what is raised; seconds between check
 
 
 HOW = [*STOPS][:-1]
+KILLED = ("update", "writing the row", "last evaluation", "checkpoint", "end of checkpoint", "before any checkpoint")
 
 
 @pytest.mark.parametrize(
     ("place", "how"),
-    [(place, how) for number, place in enumerate(PLACES) for how in (HOW[number % len(HOW)], "SIGKILL")],
+    [(place, HOW[number % len(HOW)]) for number, place in enumerate(PLACES)] + [(place, "SIGKILL") for place in KILLED],
 )
 def test_a_run_stopped_anywhere_ends_as_if_never_stopped(tmp_path, monkeypatch, unstopped, place, how):
     monkeypatch.setitem(pretraining.AHEAD, "cpu", len(place) % 2)
@@ -354,13 +355,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_the_name_of_its_file(tmp_p
     spoil(tmp_path / checkpoint.CHECKPOINT)
     with pytest.raises(InputError, match=r"checkpoint\.safetensors"):
         build(tmp_path, numbered(sequences))
-
-
-def test_the_last_row_is_the_last_that_is_whole(tmp_path):
-    assert checkpoint.last_row(tmp_path) is None
-    for text, row in {"": None, '{"step"': None, '{"step": 1}\n': 1, '{"step": 1}\n{"step": 2}\n{"st': 2}.items():
-        (tmp_path / checkpoint.METRICS).write_text(text)
-        assert (checkpoint.last_row(tmp_path) or {}).get("step") == row
 
 
 # Budget and clock
@@ -487,18 +481,6 @@ def test_time_in_which_the_process_stood_still_is_not_spent_but_said_and_kept_ov
     assert resumed.spent.step == whole.spent.step
     assert resumed.spent.seconds == pytest.approx(whole.spent.seconds, abs=1)
     assert sum("stood still for 24.9 seconds" in record.message for record in caplog.records) == 2
-
-
-def test_a_checkpoint_from_before_stops_were_counted_is_read(tmp_path, monkeypatch):
-    def without(spent: checkpoint.Spent) -> dict:
-        about = asdict(spent)
-        del about["stopped_seconds"]
-        return about
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "asdict", without)
-        stopped(tmp_path, 3)
-    assert kept(tmp_path).stopped_seconds == 0
 
 
 @pytest.mark.parametrize(("budget", "step", "apart"), [(20, 1, 5), (400, 4, 40), (24 * 3600, 300, 600)])
@@ -792,40 +774,30 @@ def test_memory_that_does_not_suffice_is_not_taken_for_a_failed_compiler(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("settings", "fraction", "compiles"),
+    ("device", "settings", "fraction", "pays"),
     [
-        (seconds_of_budget(599), 0.0, False),
-        (seconds_of_budget(600), 0.0, True),
-        (seconds_of_budget(24 * 3600), 0.9, True),
-        (seconds_of_budget(24 * 3600), 0.999, False),  # resumed for a minute and a half
-        (seconds_of_budget(3600) | FALLING, 0.4, True),  # twelve minutes a shape
-        (seconds_of_budget(3600) | FALLING, 0.5, False),
-        ({"budget_unit": "flops", "budget": 0.4 * RATE * 599}, 0.0, False),
-        ({"budget_unit": "flops", "budget": 0.4 * RATE * 601}, 0.0, True),
-        ({"budget": 1e6}, 0.0, False),
-        ({"budget": 1e9}, 0.0, True),
+        ("cpu", seconds_of_budget(599), 0.0, False),
+        ("cpu", seconds_of_budget(600), 0.0, True),
+        ("cuda", seconds_of_budget(239), 0.0, False),
+        ("cuda", seconds_of_budget(240), 0.0, True),
+        ("cpu", seconds_of_budget(24 * 3600), 0.9, True),
+        ("cpu", seconds_of_budget(24 * 3600), 0.999, False),  # resumed for a minute and a half
+        ("cpu", seconds_of_budget(3600) | FALLING, 0.4, True),  # twelve minutes a shape
+        ("cpu", seconds_of_budget(3600) | FALLING, 0.5, False),
+        ("cpu", {"budget_unit": "flops", "budget": 0.4 * RATE * 599}, 0.0, False),
+        ("cpu", {"budget_unit": "flops", "budget": 0.4 * RATE * 601}, 0.0, True),
+        ("cpu", {"budget": 1e6}, 0.0, False),
+        ("cpu", {"budget": 1e9}, 0.0, True),
     ],
 )
-def test_a_cpu_compiles_where_it_pays(tmp_path, settings, fraction, compiles):
+def test_a_run_is_compiled_where_it_pays(tmp_path, device, settings, fraction, pays):
     run = build(tmp_path, **settings)
     run.limit = RATE
     for allowed, always in ((True, False), (False, False), (True, True)):
-        run.machine = machine_of(compiles=allowed, compiles_always=always)
-        assert run.compiles(fraction) is (always or (allowed and compiles))
+        run.machine = Machine(torch.device(device), torch.float32, allowed, 2, compiles_always=always)
+        assert run.compiles(fraction) is (always or (allowed and pays))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_states_between_blocks_are_bf16_in_training_in_bf16_only(tmp_path, dtype: torch.dtype):
-    run, seen = build(tmp_path, dtype=dtype), set()
-    for block in run.bert.blocks:
-        block.register_forward_hook(lambda block, given, states: seen.add((block.training, states.dtype)))
-    run.run(quiet, 0.0)
-    trained = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
-    assert seen == {(True, trained), (False, torch.float32)}, "the held-out loss is measured in fp32 states"
-
-
-def test_a_gpu_compiles_for_runs_of_four_minutes(tmp_path):
-    for seconds in (239, 240):
-        run = build(tmp_path, **seconds_of_budget(seconds))
-        run.machine = Machine(torch.device("cuda"), torch.bfloat16, True, 2)
-        assert run.compiles(0.0) is (seconds == 240)
+def test_states_between_blocks_are_bf16_in_bf16_only(tmp_path, dtype: torch.dtype):
+    assert build(tmp_path, dtype=dtype).bert.trained_in == (dtype if dtype is torch.bfloat16 else None)

@@ -85,22 +85,10 @@ def test_the_batch_ramp_is_that_of_the_reference_implementation_on_the_papers_a6
         assert schedules.batch(Training(), spent) == reference
 
 
-@pytest.mark.parametrize(
-    ("size", "unit"),
-    [
-        (8192, 512),
-        (4096, 256),
-        (1536, 96),
-        (1000, 50),
-        (512, 32),
-        (128, 32),
-        (64, 32),
-        (48, 24),
-        (33, 11),
-        (16, 16),
-        (1, 1),
-    ],
-)
+UNITS = {8192: 512, 4096: 256, 1536: 96, 1000: 50, 512: 32, 128: 32, 64: 32, 48: 24, 33: 11, 16: 16, 1: 1}
+
+
+@pytest.mark.parametrize(("size", "unit"), UNITS.items())
 def test_the_batch_grows_by_a_sixteenth_or_where_that_is_little_by_some_32_sequences(size, unit):
     settings, constant = Training(batch_size=size), Training(batch_size=size, batch_ramp=0.0)
     batches = [schedules.batch(settings, spent) for spent in FRACTIONS]
