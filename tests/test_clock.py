@@ -11,7 +11,7 @@ import pytest
 
 from model.clock import BEAT_SECONDS, LATE_SECONDS, WAKES_PER_SECOND, Clock, about_stops
 
-STOP_SECONDS = 3.0  # of a process that takes a beat for late after one
+STOP_SECONDS = 2.0  # of a process that takes a beat for late after one
 WORKING = """
 import sys
 from model import clock

@@ -483,7 +483,7 @@ def test_time_in_which_the_process_stood_still_is_not_spent_but_said_and_kept_ov
     assert sum("stood still for 24.9 seconds" in record.message for record in caplog.records) == 2
 
 
-@pytest.mark.parametrize(("budget", "step", "apart"), [(20, 1, 5), (400, 4, 40), (24 * 3600, 300, 600)])
+@pytest.mark.parametrize(("budget", "step", "apart"), [(20, 1, 5), (400, 4, 40), (3 * 3600, 300, 600)])
 def test_checkpoints_are_a_tenth_of_the_budget_apart_within_bounds(tmp_path, clock, monkeypatch, budget, step, apart):
     saved = []
     monkeypatch.setattr(checkpoint.Writer, "save", lambda *args: saved.append(clock.now))
@@ -536,21 +536,21 @@ def device(monkeypatch) -> SimpleNamespace:
     return device
 
 
-@pytest.mark.parametrize("budget", [10, 203.5, 1000])
+@pytest.mark.parametrize("budget", [10, 203.5])
 def test_on_a_gpu_too_the_step_that_spends_the_budget_is_the_last_and_the_gpu_does_not_wait(tmp_path, device, budget):
     spent = trained(tmp_path, **seconds_of_budget(budget), **CONSTANT).spent
     begun, ended = device.steps[-1]
     assert begun < budget <= ended
     assert spent.step == len(device.steps)
     assert spent.seconds == metrics(tmp_path)[-1]["seconds"] == pytest.approx(ended)
-    assert device.idle < 0.01 * budget or budget < 1000  # before held-out losses, the last steps and checkpoints
+    assert device.idle < 10  # before held-out losses, the last steps and checkpoints
 
 
 def test_on_a_gpu_schedules_go_by_a_time_within_the_step_before(tmp_path, device):
-    run = trained(tmp_path, **TRAPEZOID, **seconds_of_budget(400))
+    run = trained(tmp_path, **TRAPEZOID, **seconds_of_budget(150))
     rows = metrics(tmp_path)
     for row, (before, _), (begun, _) in zip(rows, [(0, 0), *device.steps], device.steps, strict=False):
-        assert before - 1e-6 <= 400 * row["fraction"] <= begun + 1e-6
+        assert before - 1e-6 <= 150 * row["fraction"] <= begun + 1e-6
         assert row["lr"] == 0.01 * schedules.rate(run.training, row["fraction"])
     assert [row["seconds"] for row in rows] == pytest.approx([ended for _, ended in device.steps])
 
