@@ -242,6 +242,7 @@ def scored(finished, given: dict) -> tuple[Artifact, Counter]:
     files = [*given["override"]["download"]["files"], given["study"].replace("small.json", "other.jsonl")]
     more = given["override"] | {"download": given["override"]["download"] | {"files": files}}  # examples of the task
     more["tokenize"] = more["tokenize"] | {"heldout_fraction": 0.45}
+    more["finetune"] = more["finetune"] | {"baseline": True}
     runs = {name: RUNS[name] for name in ("own", "half the rate", "diverges")}
     before = everything()
     page = study.fn(**written(given, "scores", runs, override=more, seeds=1, until="report"))
@@ -250,7 +251,7 @@ def scored(finished, given: dict) -> tuple[Artifact, Counter]:
 
 def test_a_study_until_the_report_compares_scores(scored):
     page, made = scored
-    assert made == dict.fromkeys(STAGES, 1) | dict.fromkeys(("pretrain", "finetune", "report"), 2) | {"compare": 1}
+    assert made == dict.fromkeys(STAGES, 1) | {"pretrain": 2, "finetune": 4, "report": 2, "compare": 1}
     rows = rows_of(page)
     for row in rows[rows["report"].ne("")].to_dict("records"):
         about = json.loads((artifact_named(row["report"]).path / "report.json").read_text())
@@ -281,6 +282,9 @@ def test_a_report_of_a_real_run_on_a_probe_has_a_funnel_that_adds_up_and_nothing
     for name in about["artifacts"]:
         assert f"[{name}](../../{name}/)" in page
         assert (folder.parents[1] / name / "stage.json").exists()
+    pretrained, random = (artifact_named(name).stats for name in about["artifacts"] if name.startswith("finetune/"))
+    assert (pretrained["pretrained"], random["pretrained"]) == (True, False)
+    assert pretrained["epochs"] != random["epochs"], "it begins from other weights"
     assert (folder / "README.md").read_text() == (artifact_named(row["model"]).path / "README.md").read_text()
 
 
