@@ -10,9 +10,10 @@ import socket
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
+from unittest.mock import Mock
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -24,7 +25,6 @@ from tokenizers.models import WordPiece
 from flows.plan import Plan
 from model.errors import InputError
 from tasks.corpus.rows import PLAIN_TSV, records
-from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.download import Download, download
 from tasks.finetune import Finetune, finetune
 from tasks.glue import data as glue
@@ -102,8 +102,6 @@ def test_the_table_covers_all_of_glue():
     "data",
     [
         {"idx": [5, 6], "label": pa.array([1, 0], pa.uint8()), "sentence": ["a", "b"]},
-        {"label": [1.0, 0.0], "sentence": pa.array(["a", "b"]).dictionary_encode()},
-        {"label": pa.array([1, 0], pa.int8()), "sentence": pa.array(["a", "b"], pa.string_view())},
         {"label": pa.array([1, 0]).cast(pa.decimal128(20, 1)), "sentence": ["a", "b"]},
         {"label": ["acceptable", "unacceptable"], "sentence": ["a", "b"]},
         {"label": ["1", "0.0"], "sentence": ["a", "b"]},
@@ -123,37 +121,23 @@ LATIN = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 1, 3, 4], np.in
 @pytest.mark.parametrize(
     ("task", "data", "words"),
     [
-        ("cola", {"label": None}, ["no column label"]),
+        ("cola", {"label": None}, ["label"]),
         ("cola", {"label": [0, 1, -1]}, ["label of row 3 is -1", "unlabelled", "0 (unacceptable) or 1 (acceptable)"]),
         ("cola", {"label": [0, 2, 7]}, ["label of rows 2 and 3 is 2"]),
         ("cola", {"label": [0, 1, None]}, ["label of row 3 is None"]),
         ("cola", {"label": [0, 0.5, 1]}, ["label of row 2 is 0.5"]),
-        ("cola", {"label": [*map(Decimal, (0, 1, -1))]}, ["label of row 3 is", "unlabelled"]),
-        ("cola", {"label": [0.0, float("nan"), 1.0]}, ["label of row 2 is nan"]),
         ("cola", {"label": [True, False, True]}, ["label of rows 1, 2 and 3 is True"]),
-        ("cola", {"sentence": [1, 2, 3]}, ["sentence of rows 1, 2 and 3 is 1", "string"]),
-        ("cola", {"sentence": LATIN}, ["sentence", "aren't UTF-8", "Write the table again"]),
-        ("cola", {"sentence": pa.array([], pa.string()), "label": pa.array([], pa.int64())}, ["no rows"]),
+        ("cola", {"sentence": LATIN}, ["sentence", "UTF-8"]),
         ("cola", {"sentence": pa.array([], pa.int64()), "label": pa.array([], pa.int64())}, ["no rows"]),
-        ("cola", {"sentence": ["a"] * 4000, "label": [0, 9] * 2000}, ["2, 4, 6, 8, 10 and 1,995 more is 9"]),
         ("stsb", {"label": [0.0, 5.1, 2.5]}, ["label of row 2 is 5.1", "0 to 5"]),
-        ("stsb", {"label": [0.0, -1.0, 2.5]}, ["label of row 2 is -1.0", "unlabelled"]),
         ("stsb", {"label": [0.0, 5.0, float("inf")]}, ["label of row 3 is inf"]),
         ("cola", [], ["no rows"]),
-        ("cola", ["sentence\tlabel"], ["no rows"]),
-        ("cola", ["gj04\t1\t\tThe sailors rode.", "gj04\t1\t\tThey ran."], ["no column sentence.", "nyu-mll/glue"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b\tb\t0", "c\t0", "d"], ["line 3", "fields"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b", "c\t0"], ["line 3", "fields"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b\tyes", "c\t0"], ["label of line 3 is 'yes'"]),
+        ("cola", ["gj04\t1\t\tThe sailors rode.", "gj04\t1\t\tThey ran."], ["sentence", "nyu-mll/glue"]),
+        ("cola", ["sentence\tlabel", "a\t1", "b\tb\t0", "c\t0"], ["line 3"]),
+        ("cola", ["sentence\tlabel", "a\t1", "b", "c\t0"], ["line 3"]),
         ("cola", ["sentence\tlabel", "a\t1", "b\t", "c\t0"], ["label of line 3 is ''"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b\t-1", "c\t0"], ["label of line 3 is '-1'", "unlabelled"]),
-        ("cola", ["sentence\tlabel", "a\t1", "b\t1e999", "c\t0"], ["label of line 3 is '1e999'"]),
-        ("cola", ["sentence\tlabel\tlabel", "a\t1\t0"], ["columns named label"]),
         ("cola", ["sentence\tlabel", "plain\t0", "\udce9t\udce9\t1"], ["line 3", "UTF-8"]),
-        *(
-            ("stsb", ["sentence1\tsentence2\tlabel", "a\tb\t1.5", f"c\td\t{score}"], [f"label of line 3 is {score!r}"])
-            for score in ("high", "nan", "1,5", "--1")
-        ),
+        ("stsb", ["sentence1\tsentence2\tlabel", "a\tb\t1.5", "c\td\t1,5"], ["label of line 3 is '1,5'"]),
     ],
 )
 def test_data_that_cannot_be_used_is_refused_by_file_and_row(tmp_path: Path, task: str, data, words: list):
@@ -191,15 +175,15 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("seed", "end"), [(0, "\r\n"), (1, "\n"), (2, "\r\n"), (3, "\n")])
-def test_every_field_of_a_tsv_is_text_as_it_stands(tmp_path: Path, seed: int, end: str):
-    draw = np.random.default_rng(seed)
-    rows = [["".join(draw.choice(ODD, draw.integers(3))) for _ in range(3)] for _ in range(99 if seed else 12_000)]
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_every_field_of_a_tsv_is_text_as_it_stands(tmp_path: Path, end: str):
+    draw = np.random.default_rng(len(end))
+    rows = [["".join(draw.choice(ODD, draw.integers(3))) for _ in range(3)] for _ in range(400)]
     lines = ["sentence1\tlabel\tsentence2", *("\t".join(row) for row in rows)]
-    path = write(tmp_path, "rte", "train", lines, end, mark="\ufeff" if seed % 2 else "")
-    if seed > 1:
-        path.write_bytes(path.read_bytes().removesuffix(end.encode()))
-    assert [row for _, row in records(path, "rte.tsv", dialect=PLAIN_TSV)] == naive_tsv(path)
+    for mark, last in (("", end), ("\ufeff", "")):
+        path = write(tmp_path, "rte", "train", lines, end, mark)
+        path.write_bytes(path.read_bytes().removesuffix(end.encode()) + last.encode())
+        assert [row for _, row in records(path, "rte.tsv", dialect=PLAIN_TSV)] == naive_tsv(path)
 
 
 def test_training_data_of_one_class_is_refused_and_a_scored_split_of_one_is_said(cola: Path):
@@ -306,55 +290,43 @@ def test_a_split_that_is_missing_or_there_twice_is_refused(cola: Path, files: li
 
 
 @pytest.mark.parametrize(
-    ("call", "task", "params", "words"),
-    [
-        ("is_file", finetune, {"tasks": ["rte"]}, "/rte/train.parquet"),
-        ("iterdir", finetune, {"tasks": ["rte"]}, ""),
-        ("open", finetune, {"tasks": ["cola"]}, "/cola/train.parquet"),
-        ("is_file", decontaminate, {"tasks": ["rte"]}, "/rte/validation.parquet"),
-    ],
+    ("call", "task", "words"),
+    [("is_file", "rte", "/rte/train.parquet"), ("iterdir", "rte", ""), ("open", "cola", "/cola/train.parquet")],
 )
-def test_what_the_system_refuses_is_an_error_of_the_step(
-    store: Path, cola: Path, monkeypatch, call: str, task, params: dict, words: str
-):
-    before, plan = getattr(Path, call), Plan(task.name, {}, [])
+def test_what_the_system_refuses_is_an_error_of_the_step(store: Path, cola: Path, monkeypatch, call, task, words):
+    before, plan = getattr(Path, call), Plan("finetune", {}, [])
 
     def fail(path: Path, *given, **named) -> None:
         if cola in (path, *path.parents):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return before(path, *given, **named)
 
-    kind = Finetune if task is finetune else Decontaminate
-    made = kind(data=str(cola), **params)
-    plan.trace(lambda: task(made.runs()[0] if task is finetune else made, download(Download(source="python-docs"))))
+    [run] = Finetune(data=str(cola), tasks=[task], seeds=1).runs()
+    plan.trace(lambda: finetune(run, download(Download(source="python-docs"))))
     monkeypatch.setattr(Path, call, fail)
     plan.check()
     (problem,) = plan.problems.values()
-    check_words(str(problem), task.name, f"Permission denied: {cola}{words}.")
+    check_words(str(problem), "finetune", f"Permission denied: {cola}{words}.")
 
 
 def test_local_files_of_any_name_are_read_without_a_request_and_leave_nothing_behind(
     cola: Path, tmp_path: Path, monkeypatch, capfd
 ):
-    import datasets
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a request")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, Mock(side_effect=AssertionError("a request")))
+    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=AssertionError("a request")))
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", scratch)
     odd = tmp_path / "a::b [1]*" / "{x}?#%20"
-    odd.parent.mkdir()
-    (cola / "cola").rename(odd)
-    tsv = write(odd.parent, odd.name, "validation", ["sentence\tlabel", "a\t0", "b\t1"])
-    for split, path, rows in (("train", odd / "train.parquet", 40), ("validation", tsv, 2)):
-        assert len(read_split([path], "cola", split)) == rows
+    odd.mkdir(parents=True)
+    write(cola, "cola", "train", ["sentence\tlabel", "a\t0", "b\t1"])
+    (cola / "cola" / "train.parquet").unlink()
+    (cola / "cola").rename(odd / "cola")
+    tables = read(str(odd), "cola").tables
+    assert {split: len(table) for split, table in tables.items()} == {"train": 2, "validation": 40}
     assert not list(scratch.iterdir())
-    assert not (tmp_path / "cache").exists()
     assert "".join(capfd.readouterr()) == ""
 
 
@@ -540,10 +512,9 @@ def test_sentences_and_words_are_found_in_any_script_and_put_together_as_they_we
 @pytest.mark.parametrize("task", ["word-order", "odd-word"])
 def test_probes_without_spaces_between_words_have_none(store: Path, task: str):
     rng, texts = random.Random(3), []
+    letters = "的一是不了人我在有他这中大来上个国到说们"
     for _ in range(200):
-        sentences = [
-            "".join(rng.choices("的一是不了人我在有他这中大来上个国到说们", k=rng.randint(14, 60))) for _ in range(4)
-        ]
+        sentences = ["".join(rng.choices(letters, k=rng.randint(14, 60))) for _ in range(4)]
         texts.append("。".join(sentences) + "。")
     sentences = {f"{s}。" for text in texts for s in text.split("。")}
     by_letters = {"".join(sorted(s)) for s in sentences}

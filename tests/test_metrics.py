@@ -5,9 +5,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+import seqeval.metrics
 import sklearn.metrics
 from scipy import stats
-from seqeval.metrics import f1_score
 from seqeval.metrics.sequence_labeling import get_entities
 
 from tasks.glue import metrics
@@ -47,17 +47,34 @@ def drawn(random: np.random.Generator, metric: str) -> tuple[np.ndarray, np.ndar
     return labels, np.where(random.random(n) < random.random(), labels, predictions)
 
 
-def by_libraries(metric: str, labels: np.ndarray, predictions: np.ndarray) -> float:
-    """A score by scikit-learn or SciPy, where it is defined."""
+def by_libraries(metric: str, labels, predictions) -> float:
+    """A score by scikit-learn, SciPy or seqeval, where it is defined; the class of f1 is 1."""
     functions = {
         "accuracy": sklearn.metrics.accuracy_score,
         "f1": sklearn.metrics.f1_score,
         "macro_f1": partial(sklearn.metrics.f1_score, average="macro", zero_division=0),
+        "micro_f1": partial(sklearn.metrics.f1_score, average="micro"),
+        "span_f1": seqeval.metrics.f1_score,  # of lists of words
         "matthews": sklearn.metrics.matthews_corrcoef,
         "pearson": lambda *given: stats.pearsonr(*given).statistic,
         "spearman": lambda *given: stats.spearmanr(*given).statistic,
     }
     return 100 * functions[metric](labels, predictions)
+
+
+def scores_by_libraries(task: Task, labels: list, predictions: list) -> dict[str, float]:
+    """The scores of all metrics of a task with tags of sentences, or of one with several labels a row."""
+    in_words = [task.in_words(labels), task.in_words(predictions)]
+    found = {}
+    for metric in task.metrics:
+        if metric == "span_f1":
+            given = in_words
+        elif task.kind == "tokens":
+            given = [np.concatenate(tags) for tags in in_words]
+        else:
+            given = [np.array(labels), np.array(predictions)]
+        found[metric] = by_libraries(metric, *given)
+    return found
 
 
 @pytest.mark.parametrize("metric", FLAT)
@@ -86,21 +103,55 @@ def test_scores_are_those_of_the_libraries_and_of_resamples(metric: str):
     assert undefined == 0 if metric in ("accuracy", "macro_f1") else 10 < undefined < 140, "both kinds were tried"
 
 
+def tags_of(names: tuple[str, ...], metrics: tuple[str, ...]) -> Task:
+    return Task("x", ("text",), names, metrics, {}, kind="tokens", own=True)
+
+
+def drawn_tags(random: np.random.Generator, classes: int, sentences: int) -> tuple[list, list]:
+    """Tags of sentences, and predictions of which four fifths are right."""
+    true = [random.integers(classes, size=random.integers(1, 12)) for _ in range(sentences)]
+    found = []
+    for tags in true:
+        found.append(np.where(random.random(len(tags)) < 0.8, tags, random.integers(classes, size=len(tags))))
+    return true, found
+
+
 @pytest.mark.parametrize("marks", ["BI", "I", "BIES"])
-def test_spans_and_their_f1_are_those_of_seqeval_in_every_scheme(marks: str):
+def test_spans_and_scores_of_tags_are_those_of_seqeval_and_scikit_learn_in_every_scheme(marks: str):
     random = np.random.default_rng(len(marks))
     names = ("O", *(f"{mark}-{name}" for mark in marks for name in ("PER", "LOC", "X-Y")))
-    task = Task("x", ("text",), names, ("span_f1",), {}, kind="tokens", own=True)
-    for _ in range(20):
-        true = [random.integers(len(names), size=random.integers(1, 9)) for _ in range(30)]
-        found = [
-            np.where(random.random(len(row)) < 0.8, row, random.integers(len(names), size=len(row))) for row in true
-        ]
-        in_words = [task.in_words(rows) for rows in (true, found)]
-        for row in (*in_words[0], *in_words[1]):
+    task = tags_of(names, ("span_f1", "accuracy", "macro_f1"))
+    for _ in range(8):
+        true, found = drawn_tags(random, len(names), 30)
+        for row in task.in_words(true + found):
             assert [(span.name, span.start, span.stop - 1) for span in spans_of(row)] == get_entities(row)
         about = score_task(task, true, found, np.concatenate(true))
-        assert about["metrics"]["span_f1"] == pytest.approx(100 * f1_score(*in_words), abs=1e-3)
+        assert about["metrics"] == pytest.approx(scores_by_libraries(task, true, found), abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "multilabel"])
+def test_intervals_and_baselines_are_those_of_a_plain_loop_over_sentences_or_rows(kind: str):
+    random = np.random.default_rng(0)
+    if kind == "tokens":
+        task = tags_of(("B-A", "I-A", "O"), ("span_f1", "accuracy", "macro_f1"))
+        true, found = drawn_tags(random, 3, 80)
+        train = np.array([2, 2, 1, -100])
+        constant = [np.full_like(tags, 2) for tags in true]
+    else:
+        task = Task("x", ("text",), ("a", "b", "c"), ("micro_f1",), {}, kind="multilabel", own=True)
+        true = [*(random.random((80, 3)) < (0.7, 0.4, 0.1)).astype(int)]
+        found = [np.where(random.random(3) < 0.8, row, 1 - row) for row in true]
+        train = np.array(true)
+        constant = [np.array([1, 1, 0])] * 80  # better than the most frequent one alone, and than all
+    about = score_task(task, true, found, train)
+    loop = []
+    for _ in range(300):
+        rows = random.integers(80, size=80)
+        loop.append(scores_by_libraries(task, [true[i] for i in rows], [found[i] for i in rows]))
+    for metric, ends in about["intervals"].items():
+        assert ends == pytest.approx(np.percentile([one[metric] for one in loop], INTERVAL), abs=2)
+    assert about["metrics"] == pytest.approx(scores_by_libraries(task, true, found), abs=1e-3)
+    assert about["majority"] == pytest.approx(scores_by_libraries(task, true, constant), abs=1e-3)
 
 
 def test_predictions_that_are_not_finite_or_hardly_differ_are_scored_without_a_warning():

@@ -1,25 +1,24 @@
 """Tasks of one's own, from files to scores: classes from a CSV, a regression from JSON lines, entities from CoNLL."""
 
-import gzip
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import corpus_of, store_of_its_own, texts_of, toy_model, toy_tokens
-from pydantic import ValidationError
+from files_table import files_of, gz
 from test_finetune import MODERN, write_task
+from test_metrics import by_libraries
 
 from flows.recipes.recipe import resolve
 from model.errors import InputError
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.finetune import Finetune, finetune
-from tasks.glue import conll, metrics, reading
 from tasks.glue import data as files
+from tasks.glue import metrics, reading
 from tasks.glue.own import Definition
 from tasks.glue.table import LABEL, Task, task_of
 from tasks.report import Report, report
@@ -27,62 +26,65 @@ from tasks.reports.sections import confusion_table
 from tasks.store.artifacts import Artifact
 
 WORDS = ("river", "clock", "letter", "bridge", "train", "map")
+LABELS = {  # of each word
+    "topic": ("refund", "billing", "other things") * 2,
+    "price": tuple(range(1000, 1300, 50)),
+    "subjects": ("a", "", "a;b", "b", "c", "a;b;c"),
+}
 PEOPLE, PLACES = ("Anna Grey", "Otto", "Maria Lind"), ("Hull", "New Leeds", "York")
 QUICK = {"epochs": 4, "batch_size": 8, "learning_rate": 3e-3, "max_tokens": 32, "seeds": 1, "baseline": False}
 
 
-def write_tickets(path: Path, rng: np.random.Generator, rows: int = 240) -> Path:
-    """Three classes, which a word gives away; quoted fields with commas."""
-    lines = ["id,body,topic"]
-    for i in range(rows):
-        k = int(rng.integers(3))
-        lines.append(f'{i},"The {WORDS[k]}, again: the {WORDS[k]} {i}.",{("refund", "billing", "other things")[k]}')
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+def rows_with(labels: list) -> list[dict]:
+    return [{"text": f"t {i}", "label": label} for i, label in enumerate(labels)]
 
 
-def write_prices(path: Path, rng: np.random.Generator, rows: int = 300) -> Path:
-    """A number far from zero, which a word gives away."""
-    with path.open("w", encoding="utf-8") as file:
-        for i in range(rows):
-            k = int(rng.integers(len(WORDS)))
-            row = {"sentence": f"the {WORDS[k]} the {WORDS[k]} {i}", "price": 1000 + 50 * k + rng.normal()}
-            file.write(json.dumps(row) + "\n")
-    return path
-
-
-def write_subjects(path: Path, rng: np.random.Generator, rows: int = 300) -> Path:
-    """Several labels, each of which a word gives away."""
+def labelled(column: str, rng: np.random.Generator, rows: int = 240) -> list[dict]:
+    """Rows whose label a word gives away."""
     given = []
     for i in range(rows):
-        has = np.flatnonzero(rng.random(3) < 0.4)
-        text = " ".join(2 * [WORDS[k] for k in has])
-        given.append({"text": f"the {text} {i}", "label": ";".join("abc"[k] for k in has)})
-    return write_rows(path, given)
+        k = int(rng.integers(len(WORDS)))
+        given.append({"text": f"The {WORDS[k]}, again: the {WORDS[k]} {i}.", column: LABELS[column][k]})
+    return given
 
 
-def write_entities(folder: Path, rng: np.random.Generator) -> Path:
+def write_entities(path: Path, rng: np.random.Generator, sentences: int) -> None:
     """People and places in CoNLL's columns."""
-    folder.mkdir()
-    for split, count in (("train", 200), ("dev", 60), ("test", 40)):
-        lines = ["-DOCSTART- -X- O", ""]
-        for _ in range(count):
-            who, where = PEOPLE[rng.integers(3)], PLACES[rng.integers(3)]
-            for text, kind in ((who, "PER"), ("saw the river near", ""), (where, "LOC"), (".", "")):
-                for i, token in enumerate(text.split()):
-                    lines.append(f"{token} NN {'O' if not kind else ('I-' if i else 'B-') + kind}")
-            lines.append("")
-        (folder / f"{split}.conll").write_text("\n".join(lines))
-    return folder
+    lines = ["-DOCSTART- -X- O", ""]
+    for _ in range(sentences):
+        who, where = PEOPLE[rng.integers(3)], PLACES[rng.integers(3)]
+        for text, kind in ((who, "PER"), ("saw the river near", ""), (where, "LOC"), (".", "")):
+            for i, token in enumerate(text.split()):
+                lines.append(f"{token} NN {'O' if not kind else ('I-' if i else 'B-') + kind}")
+        lines.append("")
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    """In the format that the name says: CSV, Parquet, or JSON lines."""
+    frame = pd.DataFrame(rows)
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(path: Path, **changes) -> reading.Data:
+    return reading.read(Definition(**{"name": "mine", "data": str(path)} | changes))
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("own"), np.random.default_rng(5)
-    write_tickets(folder / "tickets.csv", rng)
-    write_prices(folder / "prices.jsonl", rng)
-    write_entities(folder / "entities", rng)
-    write_subjects(folder / "subjects.csv", rng)
+    write_rows(folder / "tickets.csv", labelled("topic", rng))
+    write_rows(folder / "prices.jsonl", labelled("price", rng, 300))
+    write_rows(folder / "subjects.csv", labelled("subjects", rng, 300))
+    (folder / "entities").mkdir()
+    for split, sentences in (("train", 200), ("dev", 60), ("test", 40)):
+        write_entities(folder / "entities" / f"{split}.conll", rng, sentences)
     return folder
 
 
@@ -96,10 +98,10 @@ def model(tmp_path_factory, toy_texts: list[str]):
 
 def definitions(place: Path) -> list[Definition]:
     return [
-        Definition(name="tickets", data=str(place / "tickets.csv"), text="body", label="topic"),
+        Definition(name="tickets", data=str(place / "tickets.csv"), label="topic"),
         Definition(name="prices", data=str(place / "prices.jsonl"), label="price", kind="regression", batch_size=16),
         Definition(name="entities", data=str(place / "entities"), kind="tokens"),
-        Definition(name="subjects", data=str(place / "subjects.csv"), kind="multilabel", epochs=8, validation=0.3),
+        Definition(name="subjects", data=str(place / "subjects.csv"), label="subjects", kind="multilabel", epochs=8),
     ]
 
 
@@ -115,38 +117,25 @@ def table_of(made: Artifact, split: str) -> dict[str, list]:
     return {name: [values[i] for i in chosen] for name, values in table.items()}
 
 
-def by_libraries(task: Task, true: list, predicted: list) -> dict[str, float]:
-    """The task's metrics by scikit-learn, SciPy and seqeval."""
-    import scipy.stats
-    import seqeval.metrics
-    import sklearn.metrics
-
-    flat = [np.concatenate(given) for given in (true, predicted)] if task.kind == "tokens" else [true, predicted]
-    functions = {
-        "accuracy": lambda: sklearn.metrics.accuracy_score(*flat),
-        "macro_f1": lambda: sklearn.metrics.f1_score(*flat, average="macro"),
-        "f1": lambda: sklearn.metrics.f1_score(*flat, pos_label=task.labels[task.positive]),
-        "micro_f1": lambda: sklearn.metrics.f1_score(*flat, average="micro"),
-        "pearson": lambda: scipy.stats.pearsonr(*flat).statistic,
-        "spearman": lambda: scipy.stats.spearmanr(*flat).statistic,
-        "span_f1": lambda: seqeval.metrics.f1_score(true, predicted),
-    }
-    return {metric: 100 * functions[metric]() for metric in task.metrics}
-
-
-def test_scores_are_those_that_the_libraries_compute_from_the_predictions(made):
-    for name, split in (("tickets", "validation"), ("prices", "validation"), ("entities", "validation"),
-                        ("entities", "test"), ("subjects", "validation")):  # fmt: skip
-        table, found = table_of(made[name], split), made[name].stats["validation"][split]
-        task, true, predicted = task_of(made[name].stats), table["label"], table["prediction"]
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [*((name, "validation") for name in ("tickets", "prices", "subjects", "entities")), ("entities", "test")],
+)
+def test_scores_are_those_that_the_libraries_compute_from_the_predictions(made, name: str, split: str):
+    table, found = table_of(made[name], split), made[name].stats["validation"][split]
+    task, true, predicted = task_of(made[name].stats), table["label"], table["prediction"]
+    if name == "prices":
+        assert np.abs(np.array(true) - predicted).mean() < 60, "in the labels' units"
+    for metric, score in found["metrics"].items():
+        given = [true, predicted]
         if name == "subjects":
-            true, predicted = ([[one in row for one in task.labels] for row in given] for given in (true, predicted))
-        if name == "prices":
-            assert np.abs(np.array(true) - predicted).mean() < 60, "in the labels' units"
-        assert found["metrics"] == pytest.approx(by_libraries(task, true, predicted), abs=0.01)
-        for metric, (low, high) in found["intervals"].items():
-            assert low <= found["metrics"][metric] <= high
-            assert found["metrics"][metric] > found["majority"][metric] + 5, "the words give the labels away"
+            given = [[[one in row for one in task.labels] for row in rows] for rows in given]
+        elif name == "entities" and metric != "span_f1":
+            given = [np.concatenate(rows) for rows in given]
+        assert score == pytest.approx(by_libraries(metric, *given), abs=0.01)
+        low, high = found["intervals"][metric]
+        assert low <= score <= high
+        assert score > found["majority"][metric] + 5, "the words give the labels away"
 
 
 def test_a_report_has_own_tasks_with_their_spread_their_baselines_and_a_card(made):
@@ -175,29 +164,28 @@ def test_a_report_has_own_tasks_with_their_spread_their_baselines_and_a_card(mad
 
 def test_f1_is_that_of_the_rarer_class_and_the_class_is_named(tmp_path: Path):
     names = ["fraud" if i % 10 == 0 else "ok" for i in range(200)]
-    rows = [{"text": f"t {i}", "label": name} for i, name in enumerate(names)]
-    data, rng = read(write_rows(tmp_path / "a.jsonl", rows), metric="f1"), np.random.default_rng(0)
+    data, rng = read(write_rows(tmp_path / "a.jsonl", rows_with(names)), metric="f1"), np.random.default_rng(0)
     assert data.task.labels == ("fraud", "ok")
     assert [note for note in data.notes if "fraud" in note and "20 of 200" in note]
     true = np.array([data.task.labels.index(name) for name in names])
     found = np.where(rng.random(200) < 0.8, true, 1 - true)
-    about, in_words = metrics.score_task(data.task, true, found, true), np.array(data.task.labels)
-    assert about["metrics"] == pytest.approx(by_libraries(data.task, in_words[true], in_words[found]), abs=0.01)
+    about = metrics.score_task(data.task, true, found, true)
+    for metric, score in about["metrics"].items():
+        assert score == pytest.approx(by_libraries(metric, true == 0, found == 0), abs=0.01)
     assert about["intervals"]["f1"][0] < about["metrics"]["f1"] < about["intervals"]["f1"][1]
-    assert np.diagonal(about["confusion"]).sum() == (true == found).sum()
     never = metrics.score_task(data.task, true, np.ones(200, int), true)
     assert (never["metrics"]["f1"], "class fraud" in " ".join(never["notes"])) == (0, True)
     assert never["majority"]["f1"] == pytest.approx(100 * 2 * 20 / (200 + 20), abs=0.01), "if all are said to be fraud"
-    other = [row | {"label": {"fraud": "ok", "ok": "fraud"}[row["label"]]} for row in rows]
-    assert read(write_rows(tmp_path / "a.jsonl", other), metric="f1").task.positive == 1
+    other = ["ok" if name == "fraud" else "fraud" for name in names]
+    assert read(write_rows(tmp_path / "a.jsonl", rows_with(other)), metric="f1").task.positive == 1
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize(("start", "scale"), [(1_600_000_000, 1), (0, 1e-6), (0, 1e34)])
+@pytest.mark.parametrize(("start", "scale"), [(1_600_000_000, 1), (0, 1e34)])
 def test_numbers_of_any_size_keep_their_digits_and_are_answered_in_their_units(tmp_path: Path, model, start, scale):
     rows = [{"text": f"the {WORDS[i % 6]} {i}", "label": start + scale * (10 * (i % 6) + i % 7)} for i in range(240)]
     own = Definition(name="mine", data=str(write_rows(tmp_path / "a.jsonl", rows)), kind="regression")
-    [run] = Finetune(tasks=[own], **QUICK).runs()
+    [run] = Finetune(tasks=[own], **QUICK, keep="none").runs()
     made = finetune.fn(run, model)
     table, given = table_of(made, "validation"), {row["text"]: row["label"] for row in rows}
     assert table["label"] == [given[text] for text in table["text"]]
@@ -234,36 +222,16 @@ def rows_of(seed: int, count: int = 60) -> list[dict]:
     return [{"text": f'row {i}, "so" it\'s said', "label": "abc"[rng.integers(3)]} for i in range(count)]
 
 
-def write_rows(path: Path, rows: list[dict]) -> Path:
-    """In the format that the name says."""
-    frame, lines = pd.DataFrame(rows), "".join(json.dumps(row) + "\n" for row in rows)
-    if path.suffix in (".csv", ".tsv"):
-        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
-    elif path.suffix == ".parquet":
-        frame.to_parquet(path)
-    elif path.suffix == ".arrow":
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-            stream.write_table(table)
-    elif path.suffix == ".gz":
-        path.write_bytes(gzip.compress(lines.encode()))
-    else:
-        path.write_text(json.dumps(rows, indent=2) if path.suffix == ".json" else lines, encoding="utf-8")
-    return path
-
-
-def read(path: Path, **changes) -> reading.Data:
-    return reading.read(Definition(**{"name": "mine", "data": str(path)} | changes))
-
-
 def contents(data: reading.Data) -> dict:
     return {split: table.to_dict("list") for split, table in data.tables.items()}
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.jsonl.gz", "a.parquet", "a.arrow"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "array.json", "a.parquet", "stream.arrow", "a.jsonl.gz"])
 def test_the_same_rows_in_any_format_are_the_same_data(tmp_path: Path, name: str):
+    stored = files_of(rows_of(1))[name.removesuffix(".gz")].data
+    (tmp_path / name).write_bytes(gz(stored) if name.endswith(".gz") else stored)
     expected = contents(read(write_rows(tmp_path / "plain.jsonl", rows_of(1))))
-    assert contents(read(write_rows(tmp_path / name, rows_of(1)))) == expected
+    assert contents(read(tmp_path / name)) == expected
     assert sum(len(table["text"]) for table in expected.values()) == 60
 
 
@@ -271,26 +239,20 @@ def test_the_same_rows_in_any_format_are_the_same_data(tmp_path: Path, name: str
     ("given", "name", "expected"),
     [
         (["refund", "Billing", "other"], "refund", ("Billing", "other", "refund")),
-        ([10, 9, 2], "10", ("2", "9", "10")),
-        (["10", "9", " 2"], "10", ("2", "9", "10")),
+        (["10", 9, " 2"], "10", ("2", "9", "10")),
         ([True, False], "true", ("false", "true")),
         ([3.0, 1.0], "3", ("1", "3")),
         (["10", "x", 2], "10", ("10", "2", "x")),
     ],
 )
 def test_classes_are_in_an_order_that_does_not_follow_the_rows(tmp_path: Path, given, name: str, expected: tuple):
-    rows = [{"text": f"t {i}", "label": given[i % len(given)]} for i in range(60)]
+    rows = rows_with(given * 20)
+    first = [row["text"] for row in rows[:: len(given)]]
     for order in (rows, rows[::-1]):
         data = read(write_rows(tmp_path / "a.jsonl", order))
         assert data.task.labels == expected
-        first = {f"t {i}" for i in range(0, 60, len(given))}
-        found = {
-            data.task.labels[k]
-            for table in data.tables.values()
-            for text, k in zip(table["text"], table[LABEL], strict=True)
-            if text in first
-        }
-        assert found == {name}
+        every = pd.concat(data.tables.values())
+        assert set(every[LABEL][every["text"].isin(first)]) == {expected.index(name)}
 
 
 def test_rows_are_held_out_by_their_text_whatever_their_order_and_no_text_is_on_both_sides(tmp_path: Path):
@@ -411,6 +373,8 @@ def test_a_key_follows_the_data_and_how_it_is_read_not_where_it_lies(tmp_path: P
     for here, there in zip(definitions(place), definitions(moved), strict=True):
         assert files.identity(here) == files.identity(there)
     own = Definition(name="a", data=str(write_rows(tmp_path / "a.csv", rows_of(1))))
+    wider = own.model_copy(update={"max_unlabelled": 0.6})
+    assert files.identity(wider) == files.identity(own), "the rows that are read are the same"
     others = [
         own.model_copy(update=change) for change in ({"label": "text"}, {"metric": "macro_f1"}, {"validation": 0.2})
     ]
@@ -424,7 +388,7 @@ def test_a_key_follows_the_data_and_how_it_is_read_not_where_it_lies(tmp_path: P
 
 # What bad data gets
 
-GOOD = [{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(40)]
+GOOD = rows_with(["a", "b"] * 20)
 
 
 def changed(place: int, **values) -> list[dict]:
@@ -434,43 +398,37 @@ def changed(place: int, **values) -> list[dict]:
 @pytest.mark.parametrize(
     ("rows", "changes", "words"),
     [
-        (GOOD, {"text": "body"}, ["no column body", "text, label", "Set text"]),
-        (GOOD, {"label": "Label"}, ["no column Label.", "text, label"]),
-        (changed(6, label=1e39), {"kind": "regression"}, ["label of lines", "a number"]),
-        (GOOD, {"label": "topic"}, ["no column topic", "text, label", "Set label"]),
-        ([{"text": "a", "y": "b"}] * 20, {}, ["no column named label or labels", "text, y"]),
+        (GOOD, {"text": "body"}, ["body", "text, label", "Set text"]),
+        (GOOD, {"label": "Label"}, ["Label", "text, label", "Set label"]),
+        ([{"text": "a", "y": "b"}] * 20, {}, ["label or labels", "text, y"]),
         ([row | {"body": "x"} for row in GOOD], {}, ["text and body", "Set text"]),
         ([row | {"category": "x"} for row in GOOD], {}, ["label and category", "Set label"]),
         (changed(6, label=None), {"max_unlabelled": 0.02}, ["mine/train: 1 of 40 rows", "line 7", "max_unlabelled"]),
-        (changed(6, label="  "), {"max_unlabelled": 0}, ["1 of 40 rows", "line 7", "max_unlabelled"]),
-        ([row | {"label": None} for row in GOOD], {}, ["40 of 40 rows", "35 more"]),
-        (changed(6, text=5), {}, ["text of line 7 is 5", "string"]),
+        (rows_with(["a", "b", None, None, None] * 8), {}, ["24 of 40 rows", "max_unlabelled"]),
+        (changed(6, text=5), {}, ["text of line 7 is 5"]),
         (changed(6, label=["a", "b"]), {}, ["label of line 7 is ['a', 'b']", "kind"]),
-        ([row | {"label": "a"} for row in GOOD], {}, ["every label is a"]),
-        ([row | {"label": i / 3} for i, row in enumerate(GOOD)], {}, ["different labels", "'regression'"]),
-        ([{"text": f"t {i}", "label": i % 60} for i in range(240)], {}, ["60 different", "'regression'"]),
-        ([{"text": f"t {i}", "label": f"w {i}"} for i in range(240)], {}, ["240 different labels", "another column"]),
-        (GOOD, {"kind": "regression"}, ["label of lines 1, 2, 3, 4, 5 and 35 more is 'a'", "a number"]),
-        (changed(2, label="n/a")[:4], {"kind": "regression"}, ["label of lines 1, 2 and 4 is 'a'"]),
-        (GOOD, {"kind": "tokens"}, ["no column named tokens or words"]),
-        ([{"tokens": ["a", "b"], "tags": ["O"]}] * 9, {"kind": "tokens"}, ["lines 1, 2", "(2, 1)", "as many tags"]),
-        ([{"tokens": "a b", "tags": ["O"]}] * 9, {"kind": "tokens"}, ["tokens of lines 1, 2", "a list of strings"]),
-        ([{"tokens": ["a"], "tags": "O"}] * 9, {"kind": "tokens"}, ["label of lines 1, 2", "list of tags"]),
+        (rows_with(["a"] * 40), {}, ["label is a"]),
+        (rows_with([i / 3 for i in range(40)]), {}, ["label", "'regression'"]),
+        (rows_with([*range(60)] * 4), {}, ["60", "label", "'regression'"]),
+        (rows_with([f"w {i}" for i in range(240)]), {}, ["240", "label", "another column"]),
+        (GOOD, {"kind": "regression"}, ["label of lines 1, 2, 3, 4, 5 and 35 more is 'a'", "number"]),
+        (rows_with([1, 2, 1e39, "n/a"]), {"kind": "regression"}, ["label of line 3 is 1e+39", "number"]),
+        (GOOD, {"kind": "tokens"}, ["tokens or words"]),
+        ([{"tokens": ["a", "b"], "tags": ["O"]}] * 9, {"kind": "tokens"}, ["lines 1, 2", "(2, 1)", "tags"]),
+        ([{"tokens": "a b", "tags": ["O"]}] * 9, {"kind": "tokens"}, ["tokens of lines 1, 2"]),
+        ([{"tokens": ["a"], "tags": "O"}] * 9, {"kind": "tokens"}, ["label of lines 1, 2"]),
         ([{"tokens": ["a", "b"], "tags": ["NN", "DT"]}] * 9, {"kind": "tokens", "metric": "span_f1"}, ["B-PER", "DT"]),
-        (rows_of(1), {"metric": "f1"}, ["two classes"]),
-        ([{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(4)], {"validation": 0.01}, ["validation"]),
+        (rows_with(["a", "b", "c"] * 20), {"metric": "f1"}, ["'f1'", "a, b, c"]),
+        (rows_with(["a", "b"] * 2), {"validation": 0.01}, ["validation"]),
         ([], {}, ["no rows"]),
-        (b"text,label\na,b\n", {"name": "a.parquet"}, ["mine/a.parquet", "Parquet"]),
         (b'{"text": "a", "label": "b"}\n{"text": "a", \n', {}, ["mine/a.jsonl", "line 2"]),
         (b"text,label\na,b\nc\n", {"name": "a.csv"}, ["mine/a.csv", "line 3"]),
-        (b"EU B-ORG\nrejects O\nGerman\n", {"name": "a.conll", "kind": "tokens"},
-         ["mine/a.conll", "line 3", "'German'"]),
-        (b"E\xff B-ORG\n", {"name": "a.conll", "kind": "tokens"}, ["mine/a.conll", "utf-8", "encoding"]),
+        (b"EU B-ORG\nrejects O\nGerman\n", {"name": "a.conll", "kind": "tokens"}, ["mine/a.conll", "line 3"]),
+        (b"E\xff B-ORG\n", {"name": "a.conll", "kind": "tokens"}, ["mine/a.conll", "encoding"]),
         (b"PK", {"name": "a.docx"}, ["mine/a.docx"]),
-        (b"text, topic,,my label\n" + b"a,b,c,d\n" * 9, {"name": "a.csv", "label": "topic"},
-         ["no column topic.", 'text, " topic", "", "my label"']),
+        (b"text, topic,,my label\n" + b"a,b,c,d\n" * 9, {"name": "a.csv", "label": "topic"}, ['text, " topic", "",']),
     ],
-)  # fmt: skip
+)
 def test_data_that_cannot_be_used_is_refused_by_file_row_and_parameter(tmp_path: Path, rows, changes: dict, words):
     path = tmp_path / changes.get("name", "a.jsonl")
     if isinstance(rows, bytes):
@@ -527,18 +485,12 @@ def test_what_is_odd_but_usable_is_counted_and_said(tmp_path: Path):
         ({"name": "a", "data": "a.csv", "lable": "b"}, "lable"),
         ({"name": "a", "data": "a.csv", "encoding": "nonsense"}, "encoding"),
         ({"name": "a"}, "data"),
+        ("tickets", '"name": "tickets", "data"'),
     ],
 )
-def test_a_definition_that_cannot_be_is_refused_by_its_field(asked: dict, named: str):
-    with pytest.raises(ValidationError, match=named):
-        Definition(**asked)
+def test_a_definition_that_cannot_be_is_refused_by_its_field(asked: dict | str, named: str):
     with pytest.raises(InputError, match=rf"finetune\.tasks\.1.*{named}"):
         resolve("demo", {"finetune": {"tasks": ["odd-word", asked]}})
-
-
-def test_a_name_that_is_no_task_is_refused_with_the_form_of_a_definition():
-    with pytest.raises(InputError, match=r'finetune\.tasks\.0: .*"name": "tickets", "data"'):
-        resolve("pocket", {"finetune": {"tasks": ["tickets"]}})
 
 
 @pytest.mark.parametrize("hidden", [-1.0, "-1.0", -1])
@@ -634,17 +586,15 @@ def test_the_corpus_is_searched_for_the_texts_of_own_tasks_alone_if_only_these_a
 def test_comments_above_sentences_are_no_tokens_and_bilou_is_read_as_bioes(tmp_path: Path):
     lines = ["# id = 1", "# id 0000\tdomain=en", "#sent_id=1", "Anna\tB-PER", "Grey\tL-PER", "#\tO", "York\tU-LOC", ""]
     lines += ["#\tO", "# x=1\tO", ""]  # within a sentence, where it is a token
-    (tmp_path / "a.conll").write_text("\n".join(lines * 30))
-    first, second, *_ = [row for _, row in conll.sentences(tmp_path / "a.conll", "a")]
-    assert first == {"tokens": ["Anna", "Grey", "#", "York"], "tags": ["B-PER", "L-PER", "O", "U-LOC"]}
-    assert second == {"tokens": ["#", "# x=1"], "tags": ["O", "O"]}
     for name in ("train", "validation"):
-        shutil.copy(tmp_path / "a.conll", tmp_path / f"{name}.conll")
-    (tmp_path / "a.conll").unlink()
+        (tmp_path / f"{name}.conll").write_text("\n".join(lines * 30))
     data = read(tmp_path, kind="tokens")
     assert data.task.labels == ("B-PER", "E-PER", "O", "S-LOC")
     assert data.task.metrics == ("span_f1", "accuracy")
     assert not [note for note in data.notes if "accuracy" in note]
+    first, second, *_ = data.tables["train"].to_dict("records")
+    assert (first["tokens"], first[LABEL]) == (["Anna", "Grey", "#", "York"], (0, 1, 2, 3))
+    assert (second["tokens"], second[LABEL]) == (["#", "# x=1"], (2, 2))
 
 
 def test_tags_that_mark_no_spans_are_named_where_the_score_is_accuracy_for_them(tmp_path: Path):
@@ -656,36 +606,11 @@ def test_tags_that_mark_no_spans_are_named_where_the_score_is_accuracy_for_them(
     assert not [note for note in asked if "LOC" in note], "it was asked for"
 
 
-def test_intervals_of_tags_are_those_of_a_plain_loop_over_sentences(monkeypatch: pytest.MonkeyPatch):
-    rng = np.random.default_rng(0)
-    task = Task("x", ("text",), ("B-A", "I-A", "O"), ("span_f1", "accuracy", "macro_f1"), {}, kind="tokens", own=True)
-    true = [rng.integers(3, size=rng.integers(2, 12)) for _ in range(80)]
-    found = [np.where(rng.random(len(tags)) < 0.8, tags, rng.integers(3, size=len(tags))) for tags in true]
-    about = metrics.score_task(task, true, found, np.array([2, 2, 1, -100]))
-    in_words = task.in_words(true), task.in_words(found)
-    assert about["metrics"] == pytest.approx(by_libraries(task, *in_words), abs=0.01)
-    monkeypatch.setattr(metrics, "RESAMPLES", metrics.AT_A_TIME)  # of which the loop needs none
-    loop = []
-    for _ in range(300):
-        rows = rng.integers(80, size=80)
-        loop.append(
-            metrics.score_task(task, [true[i] for i in rows], [found[i] for i in rows], np.array([2]))["metrics"]
-        )
-    for metric, ends in about["intervals"].items():
-        assert ends == pytest.approx(np.percentile([one[metric] for one in loop], metrics.INTERVAL), abs=2)
-    assert about["majority"]["span_f1"] == 0
-    assert about["majority"]["accuracy"] == pytest.approx(100 * np.mean(np.concatenate(true) == 2), abs=0.01)
-
-
 def test_words_behind_the_cut_or_without_a_token_are_answered_and_counted(tmp_path: Path, model):
-    rows = [
-        {"tokens": ["the", "river", "Анна", "map"] + ["the"] * 12, "tags": ["O", "B-X", "B-X", "O"] + ["O"] * 12}
-    ] * 40
-    own = Definition(name="mine", data=str(write_rows(tmp_path / "a.jsonl", rows)), kind="tokens", validation=0.5)
-    (tmp_path / "both").mkdir()
+    words, tags = ["the", "river", "Анна", "map"] + ["the"] * 12, ["O", "B-X", "B-X", "O"] + ["O"] * 12
     for split in ("train", "validation"):
-        shutil.copy(tmp_path / "a.jsonl", tmp_path / "both" / f"{split}.jsonl")
-    own = own.model_copy(update={"data": str(tmp_path / "both")})
+        write_rows(tmp_path / f"{split}.jsonl", [{"tokens": words, "tags": tags}] * 40)
+    own = Definition(name="mine", data=str(tmp_path), kind="tokens")
     [run] = Finetune(tasks=[own], **QUICK | {"max_tokens": 8}, keep="none").runs()
     made = finetune.fn(run, model)
     assert made.stats["data"]["cut"] == {"train": 40, "validation": 40}
@@ -693,7 +618,7 @@ def test_words_behind_the_cut_or_without_a_token_are_answered_and_counted(tmp_pa
     table = table_of(made, "validation")
     assert {len(tags) for tags in table["prediction"]} == {16}
     assert {tuple(tags[2:3] + tags[8:]) for tags in table["prediction"]} == {("O",) * 9}, "the usual tag"
-    assert table["tokens"][0] == rows[0]["tokens"]
+    assert table["tokens"][0] == words
 
 
 def test_of_many_classes_the_most_frequent_mistakes_are_shown():
