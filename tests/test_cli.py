@@ -80,7 +80,7 @@ def check_refusal(code: int, out: str, err: str, words: str) -> None:
         (["run", "demo", "--override", "[1]"], "[1]"),
         (["run", "demo", "--override", '{"a":' * 20_000 + "1" + "}" * 20_000], "--override is not valid JSON"),
         (["run", "demo", "--override", '{"filter": {}, "filter": {}}'], "'filter' occurs twice"),
-        (["run", "demo", "--override", '{"filter": 3}', "--override", '{"filter": {}}'], "filter: "),
+        (["run", "demo", "--override", '{"filter": {}}', "--override", '{"filter": 3}'], "filter: "),
         (["run", "demo", "--until", "filtr"], "'filtr'. Did you mean filter? "),
         (["run", "demo", "--use", "filter"], "--use is 'filter'"),
         (["show", "filter/123"], "no artifacts of filter"),

@@ -69,14 +69,8 @@ def test_the_packages_of_the_image_are_those_of_the_project(context: Path, tmp_p
 
 def test_what_the_image_has_is_enough_to_run(context: Path, tmp_path: Path):
     env = new_user(tmp_path) | {"PYTHONPATH": str(context)}
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        "import flows.cli.main as m; print(m.__file__); m.main()",
-        "params",
-        "filter",
-    ]
+    program = "import flows.cli.main as m; print(m.__file__); m.main()"
+    command = [sys.executable, "-P", "-c", program, "params", "filter"]
     done = subprocess.run(command, cwd=context, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert str(context) in done.stdout.splitlines()[0]
@@ -118,20 +112,10 @@ def test_the_image_runs_a_recipe_as_any_user_and_its_store_is_the_volume(
     (tmp_path / "artifacts").mkdir()
     for folder in (tmp_path, tmp_path / "artifacts"):
         folder.chmod(0o777)
-    run = [
-        "docker",
-        "run",
-        "--rm",
-        "--user",
-        "1234:1234",
-        "--network",
-        "none",
-        "-v",
-        f"{tmp_path}/artifacts:/artifacts",
-    ]
-    run += ["-v", f"{tmp_path}:/text:ro", image, "cram", "run", "demo", "--override", json.dumps(changes)]
+    run = f"docker run --rm --user 1234:1234 --network none -v {tmp_path}/artifacts:/artifacts -v {tmp_path}:/text:ro"
+    command = [*run.split(), image, "cram", "run", "demo", "--override", json.dumps(changes)]
     for state in ("tokens", "cached"):
-        done = subprocess.run(run, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert state in done.stderr
     assert (tmp_path / "artifacts" / "report" / "latest" / "report.html").stat().st_uid == 1234

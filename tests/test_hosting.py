@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -108,9 +107,8 @@ def test_the_server_is_this_checkouts_if_its_home_is_and_no_other_is_used_unless
     url = env["PREFECT_API_URL"]
     monkeypatch.setattr(server, "SERVER", url)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    assert server.listener(server.port_of(url)) == Path(
-        "/proc", (Path(env["PREFECT_HOME"]) / "server.pid").read_text().strip()
-    )
+    pid = (Path(env["PREFECT_HOME"]) / "server.pid").read_text().strip()
+    assert server.listener(server.port_of(url)) == Path("/proc", pid)
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         monkeypatch.setattr(server, "STATE", Path(env["PREFECT_HOME"]))
         assert server.look_for_server() == (url, "")
@@ -224,16 +222,6 @@ def test_the_automation_of_the_manual_tells_how_each_run_ends(
             client.delete_flow_run(run.id)
     expected = [f"{run.name}: {state.name}. {state.message}" for run, state in zip(runs, ends, strict=True)]
     assert sorted(said) == sorted(expected)
-
-
-def test_a_port_of_another_program_ends_up_with_a_message(tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/api"
-        env = new_user(tmp_path) | {"PREFECT_API_URL": url, "CRAM_PYTHON": sys.executable}
-        refused = script(env, "up")
-    assert refused.returncode == 1
-    assert url.split(":")[2].removesuffix("/api") in refused.stderr
-    assert not processes_of(env)
 
 
 def test_the_proxy_of_the_environment_got_no_request_to_this_machine(env: dict[str, str], proxied: tuple):

@@ -178,7 +178,7 @@ def test_a_server_that_nobody_here_started_is_used_only_if_it_is_named(
         assert server.find_server() == url
 
 
-def test_make_up_refuses_a_port_that_another_server_or_program_has(monkeypatch: pytest.MonkeyPatch):
+def test_make_up_refuses_a_port_that_another_server_or_program_has(monkeypatch: pytest.MonkeyPatch, capsys):
     with answering(200, b"true") as (url, _):
         monkeypatch.setattr(server, "SERVER", url)
         with pytest.raises(InputError, match=f"PREFECT_API_URL={server.ANOTHER}"):
@@ -191,7 +191,13 @@ def test_make_up_refuses_a_port_that_another_server_or_program_has(monkeypatch: 
         with pytest.raises(InputError, match=url.rpartition(":")[2]) as refused:
             server.is_running()
         assert "prefect server stop" not in str(refused.value)
+        with pytest.raises(SystemExit, match=url.rpartition(":")[2]):
+            server.main()
     assert not server.is_running(), "the port is free again"
+    with pytest.raises(SystemExit) as ended:
+        server.main()
+    assert ended.value.code == server.CAN_BE_STARTED
+    assert capsys.readouterr().out == f"{url.rpartition(':')[2]} {url}\n"
     monkeypatch.setenv("PREFECT_API_URL", "http://nowhere.invalid/api")
     with pytest.raises(InputError, match=r"nowhere\.invalid"):
         server.is_running()
