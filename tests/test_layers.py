@@ -90,7 +90,6 @@ def test_prefect_is_used_by_its_public_names():
     [
         ("flows.cram, flows.cli.main", "torch transformers datasets pandas scipy sklearn"),
         ("model.distributed, model.finetuning, model.export", "prefect transformers"),
-        ("model.settings, flows.recipes.deltas", "torch"),
         ("flows.cli.main", "torch prefect"),
     ],
 )
