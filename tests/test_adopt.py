@@ -54,10 +54,6 @@ def release(model: Artifact, folder: Path) -> Path:
     return folder
 
 
-def messages(caplog) -> str:
-    return "\n".join(record.getMessage() for record in caplog.records)
-
-
 @pytest.fixture(scope="module")
 def first(tmp_path_factory, toy_texts: list[str]):
     """A run of the demo until its model, with its folder and the changes to the recipe."""
