@@ -241,6 +241,7 @@ INPUTS: dict[str, tuple[dict[str, bytes], dict]] = {  # files, and the parameter
     "a json document a file": (numbered(".json", [json.dumps({"text": t}, indent=1).encode() for t in TEXTS]), {}),
     "column raw_content": ({"a.parquet": parquet(url=TEXTS, raw_content=TEXTS)}, {}),
     "column asked": ({"a.jsonl": jsonl(TEXTS, "abstract", text="x")}, {"column": "abstract"}),
+    "text beside body": ({"a.jsonl": jsonl(TEXTS, body="x")}, {}),
     "nested": ({"a.jsonl": jsonl([{"text": t} for t in TEXTS], "doc")}, {"column": "doc.text"}),
     "nested in parquet": ({"a.parquet": parquet(doc=[{"n": 1, "text": t} for t in TEXTS])}, {"column": "doc.text"}),
     "a dot in the name": ({"a.feather": feather_of(DOTTED[:7]), "b.arrow": arrow_of(DOTTED[7:])}, {"column": "x.y"}),
