@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from model.bert import Bert
 from model.heldout import Heldout
-from model.layers import PAD, SPECIALS
+from model.layers import PAD
 from model.machine import Machine
 from model.masking import Corpus
 from model.pretraining import Pretraining
+from model.settings import SPECIALS
 
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 1024, 64, 32, 16
 SIZES = {"layers": 3, "hidden": 128, "heads": 2, "intermediate": 384}
@@ -59,7 +60,7 @@ def pretraining(layout: str, here: Machine, folder: Path) -> Pretraining:
     changes = {"batch_size": BATCH, "batch_ramp": 0, "dropout": 0, "last_mask_fraction": None}
     shape, training = common.settings(recipe, changes | {"architecture": SIZES | architecture})
     starts = np.random.default_rng(0).integers(0, VOCABULARY, (2 * BATCH, 1))
-    rows = (SPECIALS + (starts + np.arange(LENGTH)) % (VOCABULARY - SPECIALS)).astype(np.uint16)
+    rows = (len(SPECIALS) + (starts + np.arange(LENGTH)) % (VOCABULARY - len(SPECIALS))).astype(np.uint16)
     corpus = Corpus(rows, Heldout.of_rows(rows[:1]), VOCABULARY)
     return Pretraining(Bert(shape, VOCABULARY, LENGTH, seed=1), training, corpus, here, folder)
 

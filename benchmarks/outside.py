@@ -45,6 +45,7 @@ from model.errors import InputError
 from model.finetuning import predictions
 from model.heldout import Heldout
 from model.pretraining import EVALUATIONS
+from model.settings import Specials
 from tasks.glue import data as glue
 from tasks.glue import metrics, reading
 from tasks.glue.own import by_name
@@ -225,11 +226,10 @@ class Predictor(nn.Module):
 
 def held_out(data: Path, tokenizer: PreTrainedTokenizerFast, length: int) -> Heldout:
     """The documents on which our models' loss is measured, in another tokenizer's tokens, each with [CLS] and [SEP]."""
-    names = {"unknown": "unk", "separator": "sep", "pad": "pad", "begin": "cls"}
-    ids = {name: getattr(tokenizer, f"{token}_token_id") for name, token in names.items()}
+    specials = Specials(**{name: getattr(tokenizer, f"{name}_token_id") for name in Specials._fields})
     fast = tokenizer.backend_tokenizer
     fast.encode_special_tokens = True
-    return heldout_of(measured_texts(data), fast, length, **ids)
+    return heldout_of(measured_texts(data), fast, length, specials, begin=specials.cls)
 
 
 def finetune(given: argparse.Namespace, here: machine.Machine, task: str, seed: int, home: Path) -> dict:

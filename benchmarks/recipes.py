@@ -44,10 +44,9 @@ from model.checkpoint import CHECKPOINT
 from model.clock import Clock
 from model.errors import InputError
 from model.heldout import UNITS, Heldout
-from model.layers import MASK
 from model.masking import Corpus
 from model.pretraining import EVALUATIONS, Pretraining
-from model.settings import Architecture, Training
+from model.settings import SPECIALS, Architecture, Training
 
 ROWS = 512  # sequences that enter the digest of the data
 RESULT = "result.json"
@@ -148,7 +147,7 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
     if keep:
         export.save(bert, home)
     result = about | {"tokens": spent.tokens, "seconds": spent.seconds, "evaluations": spent.evaluations}
-    result["heldout"] = measured(bert, corpus.heldout, MASK, here)
+    result["heldout"] = measured(bert, corpus.heldout, SPECIALS.mask, here)
     common.write_json(home / RESULT, result)
     (home / CHECKPOINT).unlink()
     return result

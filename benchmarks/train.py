@@ -43,10 +43,10 @@ from model.checkpoint import METRICS
 from model.errors import InputError
 from model.export import TOKENS
 from model.heldout import Heldout
-from model.layers import SPECIALS, inner
+from model.layers import inner
 from model.masking import Corpus
 from model.pretraining import Pretraining
-from model.settings import Architecture, Training
+from model.settings import SPECIALS, Architecture, Training
 
 WARM_UP = 2  # steps
 PEERS = ("BERT", "ModernBERT")
@@ -96,7 +96,7 @@ class Case:
     def corpus(self) -> Corpus:
         """A batch of random sequences, and a held-out sequence."""
         shape, kind = (self.training.batch_size + 1, self.length), np.uint16 if self.vocabulary <= 2**16 else np.uint32
-        rows = np.random.default_rng(0).integers(SPECIALS, self.vocabulary, shape, dtype=kind)
+        rows = np.random.default_rng(0).integers(len(SPECIALS), self.vocabulary, shape, dtype=kind)
         return Corpus(rows[1:], Heldout.of_rows(rows[:1]), self.vocabulary)
 
 

@@ -6,13 +6,15 @@ Shapes: B sequences, S tokens each, D hidden, E embedding (D unless factorised),
 entries, K tokens per sequence that are masked, or whose states are computed, M = B * K.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import layers
-from model.layers import INIT_STD, PAD, Embedding, Head, at, halve, halvings, inner, norm
-from model.settings import Architecture, Training
+from model.layers import INIT_STD, Embedding, Head, at, halve, halvings, inner, norm
+from model.settings import SPECIALS, Architecture, Specials, Training
 
 IGNORED = -1.0  # label of [MASK] and of special tokens, for `Detecting`
 
@@ -109,21 +111,35 @@ class Block(layers.Block):
         return self.combine(x_BKD, self.attention(normed_BSD, mask, chosen))
 
 
-class Bert(nn.Module):
-    """The encoder and its masked-language-modelling head, on sequences of up to `length` tokens."""
+class Kept(NamedTuple):
+    """What `Bert.keep_tokens` keeps to undo it."""
 
-    def __init__(self, architecture: Architecture, vocabulary: int, length: int, seed: int = 0) -> None:
+    ids: Tensor
+    rows: Tensor  # all of the embedding
+    specials: Specials
+
+
+class Bert(nn.Module):
+    """The encoder and its masked-language-modelling head, on sequences of up to `length` tokens.
+
+    `specials`: the ids of the special tokens in its vocabulary.
+    """
+
+    def __init__(
+        self, architecture: Architecture, vocabulary: int, length: int, seed: int = 0, specials: Specials = SPECIALS
+    ) -> None:
         super().__init__()
         architecture.check_length(length)
         self.architecture = architecture
         self.vocabulary = vocabulary
         self.length = length
-        self.embedding = Embedding(architecture, vocabulary, length)
+        self.specials = specials
+        self.embedding = Embedding(architecture, vocabulary, length, specials.pad)
         different = architecture.different_layers or architecture.layers
         self.blocks = nn.ModuleList(Block(architecture, length, index) for index in range(different))
         self.norm = norm(architecture, architecture.hidden) if architecture.final_norm else nn.Identity()
         self.head = Head(architecture, vocabulary)
-        self.kept: tuple[Tensor, Tensor] | None = None  # ids of `keep_tokens`, and all rows of the embedding
+        self.kept: Kept | None = None
         self.dropout = Dropout(0.0)
         self.trained_in: torch.dtype | None = None  # the states between blocks; None: as the weights
         initialize(self, torch.Generator().manual_seed(seed))
@@ -145,40 +161,64 @@ class Bert(nn.Module):
                 part.dropout = probability
 
     def keep_tokens(self, ids: Tensor) -> None:
-        """Keep only the embeddings of these ids (sorted, [PAD] first). From then on, a token is its place among them.
+        """Keep only the embeddings of these ids (sorted). From then on, a token is its place among them.
 
-        The vocabulary head can't be used then. This saves the optimizer's work on rows that get no gradient.
+        All special tokens but [MASK] must be among them. The vocabulary head can't be used then. This saves the
+        optimizer's work on rows that get no gradient.
         """
         rows = self.embedding.word.weight.detach()
-        self.kept = ids, rows
-        self.embedding.word = nn.Embedding.from_pretrained(rows[ids], freeze=False, padding_idx=PAD)
+        self.kept = Kept(ids, rows, self.specials)
+        places = torch.searchsorted(ids, torch.tensor(self.specials))
+        self.specials = Specials(*places.tolist())
+        self.embedding.word = nn.Embedding.from_pretrained(rows[ids], freeze=False, padding_idx=self.specials.pad)
         self.vocabulary = len(ids)
 
     def restore_tokens(self) -> None:
         """Undo `keep_tokens`: restore all rows, with the trained values of those that were kept."""
         if self.kept is None:
             raise RuntimeError("keep_tokens was not called")
-        ids, rows = self.kept
+        ids, rows, self.specials = self.kept
         tuned = self.embedding.word.weight.detach()
         rows = rows.to(tuned.device).index_copy(0, ids.to(tuned.device), tuned)
-        self.embedding.word = nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=PAD)
+        self.embedding.word = nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=self.specials.pad)
         self.vocabulary = len(rows)
         self.kept = None
 
-    def encode(self, tokens_BS: Tensor, padded: bool = False, positions_BK: Tensor | None = None) -> Tensor:
+    def drop_entries(self, entries: int) -> None:
+        """Keep only the first entries of the vocabulary: the others have no token."""
+        if entries == self.vocabulary:
+            return
+        rows = self.embedding.word.weight.detach()[:entries].clone()
+        self.embedding.word = nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=self.specials.pad)
+        head = self.head
+        if head.decoder is not None:
+            head.decoder.weight = nn.Parameter(head.decoder.weight.detach()[:entries].clone())
+        if head.bias is not None:
+            head.bias = nn.Parameter(head.bias.detach()[:entries].clone())
+        self.vocabulary = entries
+
+    def encode(
+        self,
+        tokens_BS: Tensor,
+        padded: bool = False,
+        positions_BK: Tensor | None = None,
+        second_BS: Tensor | None = None,
+    ) -> Tensor:
         """(B, S) token ids to (B, S, D) states. `padded`: hide [PAD] from the other tokens.
 
         With positions, it returns only the states there, (B, K, D): the last block computes no others.
+
+        second_BS  True for the tokens of a second text, which matters to models that were pretrained on pairs
         """
         S = tokens_BS.shape[1]
         missing = -S % 2**self.architecture.funnel
         if missing:  # a task's inputs have any length
-            tokens_BS = F.pad(tokens_BS, (0, missing), value=PAD)
+            tokens_BS = F.pad(tokens_BS, (0, missing), value=self.specials.pad)
             padded = True
-        seen_BS = tokens_BS != PAD if padded else None
+        seen_BS = tokens_BS != self.specials.pad if padded else None
         of_weights = self.embedding.word.weight.dtype
         of_states = self.trained_in if self.training and self.trained_in else of_weights
-        x_BSD = self.dropout(self.embedding(tokens_BS)).to(of_states)
+        x_BSD = self.dropout(self.embedding(tokens_BS, second_BS=second_BS)).to(of_states)
         x_BSD = self.through_blocks(x_BSD, seen_BS, positions_BK)
         return self.norm(x_BSD.to(of_weights))[:, :S]
 

@@ -30,7 +30,7 @@ from model.errors import InputError
 from model.heldout import Heldout
 from model.masking import Corpus
 from model.pretraining import Pretraining
-from model.settings import Architecture, Training
+from model.settings import SPECIALS, Architecture, Specials, Training
 
 PROBLEM = "problem.json"  # the user error that ended the run, for the process that started it
 MEETING = "meeting"  # the file through which the processes find each other
@@ -50,17 +50,20 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     heldout: Path  # the folder of the held-out text
     vocabulary: int
     folder: Path
+    specials: Specials = SPECIALS  # ids of the vocabulary
     # the folder of a model of the same architecture and vocabulary, whose weights to begin from
     start: Path | None = None
 
     def pretraining(self, here: machine.Machine, among: machine.Processes = machine.ALONE) -> Pretraining:
         """The training loop, at its start or at the checkpoint. The sequences are mapped into memory."""
         sequences = np.load(self.sequences, mmap_mode="r")
-        corpus = Corpus(sequences, Heldout.load(self.heldout), self.vocabulary)
+        corpus = Corpus(sequences, Heldout.load(self.heldout), self.vocabulary, self.specials)
         memory.check_memory(self.architecture, self.training, self.vocabulary, corpus.length, here)
-        bert = Bert(self.architecture, self.vocabulary, corpus.length, seed=self.training.seed)
+        bert = Bert(self.architecture, self.vocabulary, corpus.length, self.training.seed, self.specials)
         if self.start:
-            weights = export.load(self.start).state_dict()
+            first = export.load(self.start)
+            bert.embedding.second = first.embedding.second
+            weights = first.state_dict()
             positions = weights.get(export.POSITIONS)
             if positions is not None:  # of sequences that may have been longer
                 weights[export.POSITIONS] = positions[: corpus.length]

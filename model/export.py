@@ -8,7 +8,6 @@ the names of cram's classes for transformers, hf.py. The same holds for classifi
 
 import json
 import textwrap
-import warnings
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,27 +20,21 @@ from torch import Tensor
 from model.bert import Bert
 from model.errors import InputError
 from model.finetuning import Classifier, width_factor
-from model.layers import INIT_STD, MASK, PAD, ROTARY_BASE, SEP, inner
-from model.layouts import MASKED, fields_of, head_for, head_of, read_config, transformers_model
-from model.settings import Architecture, Kind
+from model.layers import INIT_STD, ROTARY_BASE, inner
+from model.layouts import HEADS, MASKED, fields_of, head_for, head_of, read_config, transformers_model
+from model.settings import SPECIALS, Architecture, Kind, Specials
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+PICKLED = "pytorch_model.bin"  # as transformers wrote weights before safetensors
 ENCODER = "bert."  # the prefixes of a model's parts
 HEAD = "classifier."
 VOCABULARY = "head."
 OWN = "Cram"  # the family of classes in hf.py
 POSITIONS = "embedding.position.weight"  # learned ones
-TYPES = "embedding.type.weight"  # the embedding of token types, which only transformers' BERT has; here it is zero
-TOKENS = {  # the vocabulary fixes their ids; a sequence begins with [CLS] and ends with [SEP]
-    "pad_token_id": PAD,
-    "bos_token_id": 2,
-    "cls_token_id": 2,
-    "eos_token_id": SEP,
-    "sep_token_id": SEP,
-    "mask_token_id": MASK,
-}
+SECOND = "embedding.second"  # what a model that was pretrained on pairs adds to the tokens of the second text
+TYPES = "embedding.type.weight"  # transformers' BERT: an embedding for each text. Here the first one's is zero
 # The names of tensors in transformers and in cram: '#' stands for each block, '*' for weight and bias. Several names
 # on one side are one tensor on the other, joined along the first dimension. A model has those of its layout and head.
 NAMES: dict[str, dict[str, str]] = {
@@ -81,6 +74,8 @@ NAMES: dict[str, dict[str, str]] = {
         "classifier.*": "classifier.out.*",
     },
 }
+# what a public BERT may have besides: the head for pairs of sentences, copies of tied weights, numbers of positions
+UNUSED = ("pooler.", "cls.seq_relationship.", "cls.predictions.decoder.", "embeddings.position_ids")
 # fields of config.json that have one allowed value, as no axis of Architecture sets them
 FIXED = {"hidden_act", "hidden_activation", "layer_types", "rope_parameters"}
 BERT = {  # fields of config.json that only BERT has
@@ -113,7 +108,9 @@ def _write(model: Bert | Classifier, family: str, about: dict, folder: str | Pat
     Path(folder, CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     state = _state_of(model, family)
     if family == "Bert":
-        state[TYPES] = torch.zeros(2, bert.architecture.hidden)
+        first = torch.zeros(bert.architecture.hidden)
+        second = state.pop(SECOND, first)
+        state[TYPES] = torch.stack([first, second])
     renames = [(pair.ours, pair.theirs) for pair in pairs(family, state)]
     tensors, _ = rename(state, renames)
     save_file(tensors, Path(folder, WEIGHTS), metadata={"format": "pt"})
@@ -160,41 +157,66 @@ def save_classifier(
     _write(classifier, family, about, folder)
 
 
-def load(folder: str | Path, masked: bool = False) -> Bert:
+def load(folder: str | Path, heads: Collection[str] | None = None, specials: Specials | None = None) -> Bert:
     """Load the encoder and the vocabulary head of a model that cram or transformers saved, in fp32.
 
-    Other heads are left out; a vocabulary head that is missing is new. `masked`: refuse a model with another head.
-    Raises InputError if the folder has no model of cram's, or only a part of one.
+    Other heads are left out; a vocabulary head that is missing is new. `heads`: refuse a model with another one than
+    these, as transformers names them; empty: none.
+    `specials`: the ids of the special tokens, for a config.json that doesn't have all of them.
+    Raises InputError if the folder has no model of one of cram's layouts, or only a part of one.
     """
     folder = Path(folder)
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         head = head_of(config)
-        if masked and head != MASKED:
-            raise ValueError(f"its head is {head or 'none'}; expected {MASKED}")
-        return _load(config, folder)
+        if heads is not None and head not in heads:
+            raise ValueError(f"its head is {head or 'none'}; expected {', '.join(name or 'none' for name in heads)}")
+        return _load(config, folder, specials or specials_of(config))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         reason = textwrap.shorten(reason, 500, placeholder=" …").rstrip(".")
         raise InputError(
-            f"{folder} does not have a model that cram can load: {reason}. Expected {CONFIG} and {WEIGHTS} as cram, "
-            "save_pretrained or Trainer.save_model write them, with adapters merged."
+            f"{folder} does not have a model that cram can load: {reason}. Expected {CONFIG} and {WEIGHTS} (or "
+            f"{PICKLED}) as cram, save_pretrained or Trainer.save_model write them, with adapters merged."
         ) from error
 
 
-def _load(config: dict, folder: Path) -> Bert:
-    bert = Bert(*read_config(config))
+def specials_of(config: dict) -> Specials:
+    """The ids of special tokens in a config.json; those of cram's vocabularies where it doesn't have them."""
+    ids: dict[str, int] = SPECIALS._asdict()
+    for name in ids:
+        ids[name] = config.get(f"{name}_token_id", ids[name])
+    return Specials(**ids)
+
+
+def _load(config: dict, folder: Path, specials: Specials) -> Bert:
+    architecture, vocabulary, length = read_config(config)
+    bert = Bert(architecture, vocabulary, length, specials=specials)
+    if config.get("second_text"):
+        bert.embedding.second = torch.zeros(bert.embedding.word.embedding_dim)
     own = bert.state_dict()
     family = _family(config, bert)
     keys = [*own, TYPES] if family == "Bert" else list(own)
     known = [Pair([bare(name) for name in pair.theirs], pair.ours) for pair in pairs(family, keys)]
     tensors = {bare(name): tensor.float() for name, tensor in tensors_in(folder).items()}
+    if family == "Bert":
+        tensors = as_today(tensors)
     state, unknown = rename(tensors, known)
-    _check_names(state, unknown, known, masked=head_of(config) == MASKED)
+    has_head = head_of(config) in HEADS
+    _check_names(state, unknown, known, has_head)
     if TYPES in state:
-        _add_types(state, folder)
-    bert.load_state_dict(own | state)
+        _add_types(bert, state)
+    bert.load_state_dict(bert.state_dict() | state)
     return bert
+
+
+def as_today(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a BERT under the names that transformers gives them today, without what cram has no use for."""
+    found = {}
+    for name, tensor in tensors.items():
+        if not name.startswith(UNUSED):
+            found[name.replace(".gamma", ".weight").replace(".beta", ".bias")] = tensor
+    return found
 
 
 def _check_names(state: dict[str, Tensor], unknown: list[str], known: list[Pair], masked: bool) -> None:
@@ -209,16 +231,13 @@ def _check_names(state: dict[str, Tensor], unknown: list[str], known: list[Pair]
         raise ValueError(", ".join(problems))
 
 
-def _add_types(state: dict[str, Tensor], folder: Path) -> None:
-    """Add the embedding of type 0, which all tokens have in cram, to that of the positions."""
+def _add_types(bert: Bert, state: dict[str, Tensor]) -> None:
+    """Add the embedding of type 0 to that of the positions; what type 1 has beyond it becomes SECOND, if anything."""
     first, *others = state.pop(TYPES)
     state[POSITIONS] = state[POSITIONS] + first
-    if any(other.any() for other in others):
-        warnings.warn(
-            f"{folder} was trained with token types. cram gives all tokens type 0. So it reads single texts as "
-            "transformers does, but not pairs, whose second text may have had type 1 in training.",
-            stacklevel=4,
-        )
+    if others and not torch.equal(others[0], first):
+        bert.embedding.second = torch.zeros_like(first)
+        state[SECOND] = others[0] - first
 
 
 def _family(config: dict, bert: Bert) -> str:
@@ -243,6 +262,8 @@ def bare(name: str) -> str:
 def tensors_in(folder: Path) -> dict[str, Tensor]:
     """All tensors in a folder: of one file, or of those that an index lists, as transformers saves large models."""
     files = {WEIGHTS}
+    if not (folder / WEIGHTS).exists() and (folder / PICKLED).exists():
+        return torch.load(folder / PICKLED, map_location="cpu", weights_only=True)  # runs no code of the file
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         files = set(index["weight_map"].values())
@@ -255,6 +276,21 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def token_ids(specials: Specials) -> dict[str, int]:
+    """The fields of config.json with the ids of special tokens. A sequence begins with [CLS] and ends with [SEP]."""
+    fields = {
+        "pad_token_id": specials.pad,
+        "bos_token_id": specials.cls,
+        "cls_token_id": specials.cls,
+        "eos_token_id": specials.sep,
+        "sep_token_id": specials.sep,
+        "mask_token_id": specials.mask,
+    }
+    if specials != SPECIALS:
+        fields["unk_token_id"] = specials.unk
+    return fields
+
+
 def config_of(family: str, bert: Bert) -> dict:
     """The fields of config.json from which transformers builds its model."""
     architecture = bert.architecture
@@ -264,14 +300,14 @@ def config_of(family: str, bert: Bert) -> dict:
         "vocab_size": bert.vocabulary,
         "max_position_embeddings": bert.length,
         "initializer_range": INIT_STD,
-        **TOKENS,
+        **token_ids(bert.specials),
         **fields_of(architecture, family.lower()),
     }
     if family == "Bert":
         return about | BERT
     if family == "ModernBert":
         return about | modern_fields(architecture)
-    return about
+    return about | {"second_text": bert.embedding.second is not None}
 
 
 def modern_fields(architecture: Architecture) -> dict:

@@ -18,7 +18,7 @@ from model import optimizer, schedules
 from model.bert import Bert, Dropout, initialize
 from model.clock import Clock
 from model.errors import InputError
-from model.layers import PAD, SEP, ClassifierHead, compare_texts, mean
+from model.layers import ClassifierHead, compare_texts, mean
 from model.layouts import transformers_classifier, transformers_model
 from model.machine import Machine, keep_heap, to_device
 from model.settings import CLASSIFIER_WIDTH, Finetuning, HeadName, Kind, Pooling, Texts
@@ -46,14 +46,23 @@ def pool(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts: T
 
     [CLS] is the first token; means are over all tokens but [PAD]; the first text ends with the first [SEP].
     """
+    ends_BS = tokens_BS == bert.specials.sep
+    second_BS = in_second_text(ends_BS)
     if pooling == "cls":
         first_B1 = tokens_BS.new_zeros(len(tokens_BS), 1, dtype=torch.int64)
-        return bert.encode(tokens_BS, padded, first_B1)[:, 0]
-    states_BSD = bert.encode(tokens_BS, padded)
-    seen_BS = tokens_BS != PAD
+        return bert.encode(tokens_BS, padded, first_B1, second_BS)[:, 0]
+    states_BSD = bert.encode(tokens_BS, padded, second_BS=second_BS)
+    seen_BS = tokens_BS != bert.specials.pad
     if width_factor(pooling, texts) == 1:
         return mean(states_BSD, seen_BS)
-    return compare_texts(states_BSD, seen_BS, tokens_BS == SEP)
+    return compare_texts(states_BSD, seen_BS, ends_BS)
+
+
+def in_second_text(ends_BS: Tensor) -> Tensor:
+    """(B, S): True for tokens after the first [SEP]: those of a second text, and [PAD]. `ends_BS`: True for [SEP]."""
+    ends_BS = ends_BS.int()
+    ends_before_BS = ends_BS.cumsum(dim=1) - ends_BS
+    return ends_before_BS > 0
 
 
 class Classifier(nn.Module):
@@ -179,11 +188,11 @@ class Examples:
             line[: self.lengths[row]] = self.of_input(values, row)
         return rows_BS
 
-    def batch(self, rows: np.ndarray, device: torch.device) -> tuple[Tensor, bool]:
-        """The inputs `rows` as (B, S), padded to the longest of them; and whether any is padded."""
+    def batch(self, rows: np.ndarray, device: torch.device, pad: int) -> tuple[Tensor, bool]:
+        """The inputs `rows` as (B, S), padded with the id `pad` to the longest of them; and whether any is padded."""
         lengths = self.lengths[rows]
         is_padded = bool(lengths.min() < lengths.max())
-        return to_device(self.pad(self.tokens, rows, PAD), device), is_padded
+        return to_device(self.pad(self.tokens, rows, pad), device), is_padded
 
     def labels_of(self, rows: np.ndarray, device: torch.device) -> Tensor:
         """The labels of the inputs `rows`: int64 or fp32 (B,), (B, classes), or of tokens (B, S) as in `batch`."""
@@ -203,7 +212,8 @@ def memory(weights: int, tokens: int, values: int, machine: Machine) -> int:
 def keep_used(bert: Bert, splits: dict[str, Examples]) -> dict[str, Examples]:
     """Drop the embeddings of tokens that are in none of these splits. Returns the splits with the new token numbers."""
     used = np.zeros(bert.vocabulary, dtype=bool)
-    used[: SEP + 1] = True  # the ids of [PAD] and [SEP] stay
+    *kept, _ = bert.specials  # all but [MASK]
+    used[kept] = True
     for examples in splits.values():
         used[examples.tokens] = True
     bert.keep_tokens(torch.from_numpy(np.flatnonzero(used)))
@@ -249,7 +259,7 @@ class Outcome:
 def loss_of(classifier: Classifier, examples: Examples, rows: np.ndarray, machine: Machine) -> Tensor:
     """The mean loss of a batch, over tokens that have labels: cross-entropy in nats, or the squared error."""
     with machine.autocast():
-        scores = classifier(*examples.batch(rows, machine.device))
+        scores = classifier(*examples.batch(rows, machine.device, classifier.bert.specials.pad))
     scores = scores.float()
     labels = examples.labels_of(rows, machine.device)
     if classifier.kind == "regression":
@@ -376,7 +386,7 @@ def predict(classifier: Classifier, examples: Examples, machine: Machine) -> np.
     with torch.inference_mode(), machine.autocast():
         for start in range(0, len(order), PREDICTED):
             rows = order[start : start + PREDICTED]
-            scores = classifier(*examples.batch(rows, machine.device)).float()
+            scores = classifier(*examples.batch(rows, machine.device, classifier.bert.specials.pad)).float()
             if classifier.kind == "tokens":
                 scores = scores[examples.labels_of(rows, machine.device) != UNLABELLED]
             outputs.append(scores)

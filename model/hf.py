@@ -74,6 +74,7 @@ class CramConfig(transformers.PreTrainedConfig):
     tie_word_embeddings: bool = True
     zero_outputs: bool = False
     convolution: int = 0
+    second_text: bool = False  # whether the tokens of a second text have an embedding of their own
     classifier_pooling: Literal["cls", "mean", "compare"] = "cls"
     dropout: float | int = 0.0
     initializer_range: float = layers.INIT_STD
@@ -172,7 +173,10 @@ class CramModel(CramPreTrainedModel):
 
     def __init__(self, config: CramConfig) -> None:
         super().__init__(config)
-        self.embedding = Embedding(config, config.vocab_size, config.max_position_embeddings)
+        pad = layers.PAD if config.pad_token_id is None else config.pad_token_id
+        self.embedding = Embedding(config, config.vocab_size, config.max_position_embeddings, pad)
+        if config.second_text:
+            self.embedding.second = torch.zeros(self.embedding.word.embedding_dim)
         different = config.different_layers or config.layers
         self.blocks = nn.ModuleList(CramBlock(config, index) for index in range(different))
         self.norm = layers.norm(config, config.hidden) if config.final_norm else nn.Identity()
@@ -195,7 +199,7 @@ class CramModel(CramPreTrainedModel):
         """(B, S) token ids, or embeddings of words (B, S, E), to last_hidden_state (B, S, D) and pooler_output (B, D).
 
         attention_mask  (B, S): 0 for padding; without it, [PAD] is padding. A row of only padding has states of zero
-        token_type_ids  ignored, with a warning unless they are zero, as the model has no types
+        token_type_ids  (B, S): 1 for tokens of a second text; most models ignore them, with a warning unless all are 0
         position_ids    (B, S), less than max_position_embeddings; by default in order
         The pooler_output is the state of the first token; with classifier_pooling "mean" it is the mean of the states,
         and with "compare" None. Where a funnel shortens the sequence, hidden_states are shorter too. Raises ValueError
@@ -207,10 +211,13 @@ class CramModel(CramPreTrainedModel):
         longest = self.config.max_position_embeddings
         if longest < S:
             raise ValueError(f"The inputs have {S} tokens; the model takes {longest}")
-        if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
+        second = None
+        if token_type_ids is not None and self.config.second_text:
+            second = token_type_ids > 0
+        elif token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
             logger.warning_once("token_type_ids are ignored: the model has no token types.")
         seen = self.seen(input_ids, attention_mask)
-        x = self.dropout(self.embedding(input_ids, inputs_embeds, position_ids))
+        x = self.dropout(self.embedding(input_ids, inputs_embeds, position_ids, second))
         x = self.norm(self.encode(x, seen, position_ids, **kwargs))[:, :S]
         if seen is not None:  # rows without a token become zeros, without a gradient, which could overflow there
             x = x.masked_fill(~seen.any(dim=1)[:, None, None], 0.0)

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 Sizes = Any
 Maybe = Tensor | None
 INIT_STD = 0.02  # of every weight matrix, as BERT
-# the vocabulary fixes the ids of special tokens
+# the ids in a vocabulary that cram trains; a public model's vocabulary has its own
 PAD = 0
 SEP = 3
-MASK = 4
-SPECIALS = 5  # ids below this are special tokens
 ROTARY_BASE = 10_000.0  # Su et al. 2021
 
 
@@ -73,14 +71,19 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Words plus positions, normalised, projected to the hidden width if factorised."""
+    """Words plus positions, normalised, projected to the hidden width if factorised.
+
+    A model that was pretrained on pairs adds `second`, if it isn't None, to the tokens of the second text.
+    """
 
     codes: Tensor  # (S, E)
+    second: Maybe  # (E,)
 
-    def __init__(self, sizes: Sizes, vocabulary: int, length: int) -> None:
+    def __init__(self, sizes: Sizes, vocabulary: int, length: int, pad: int = PAD) -> None:
         super().__init__()
         width = sizes.embedding or sizes.hidden
-        self.word = nn.Embedding(vocabulary, width, padding_idx=PAD)
+        self.word = nn.Embedding(vocabulary, width, padding_idx=pad)
+        self.register_buffer("second", None)
         self.positions = sizes.positions
         if self.positions == "learned":
             self.position = nn.Embedding(length, width)
@@ -93,9 +96,16 @@ class Embedding(nn.Module):
         if sizes.embedding is not None:
             self.project = nn.Linear(width, sizes.hidden, bias=sizes.bias)
 
-    def forward(self, tokens_BS: Maybe, words_BSE: Maybe = None, positions_BS: Maybe = None) -> Tensor:
-        """(B, S) token ids, or the embeddings of words, to (B, S, D). Without positions, tokens are at the first S."""
+    def forward(
+        self, tokens_BS: Maybe, words_BSE: Maybe = None, positions_BS: Maybe = None, second_BS: Maybe = None
+    ) -> Tensor:
+        """(B, S) token ids, or the embeddings of words, to (B, S, D). Without positions, tokens are at the first S.
+
+        second_BS  True for the tokens of a second text; None: there is none
+        """
         x_BSE = self.word(tokens_BS) if words_BSE is None else words_BSE
+        if self.second is not None and second_BS is not None:
+            x_BSE = x_BSE + self.second * second_BS[..., None]
         places = slice(x_BSE.shape[1]) if positions_BS is None else positions_BS
         if self.positions == "learned":
             x_BSE = x_BSE + self.position.weight[places]

@@ -5,6 +5,8 @@ import json
 from model.settings import CLASSIFIER_WIDTH, Architecture, HeadName, Kind, Pooling
 
 MASKED = "MaskedLM"
+HEADS = (MASKED, "PreTraining")  # with a vocabulary head; the second also had a head for pairs of sentences
+STARTS = ("", *HEADS)  # of models from which pretraining can begin: a bare encoder gets a new vocabulary head
 NAMES = {  # transformers' names of axes; the others have the same name in config.json
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -19,6 +21,9 @@ FIELDS: dict[str, dict[str, str]] = {  # by model_type, the axes that config.jso
     | {"bias": "mlp_bias", "qkv_bias": "attention_bias"},
     "bert": NAMES | {"norm_eps": "layer_norm_eps"},
 }
+
+
+FAMILIES = {"modernbert": "ModernBert", "bert": "Bert"}  # transformers' models by model_type
 
 
 def fields_of(architecture: Architecture, model_type: str = "cram") -> dict:
@@ -37,8 +42,8 @@ def read_config(config: dict) -> tuple[Architecture, int, int]:
     if model_type not in FIELDS:
         raise ValueError(f"model_type is {model_type!r}; expected {', '.join(FIELDS)}")
     axes = dict(about.get("architecture") or {})
-    if model_type != "cram" and not axes:
-        raise ValueError("config.json has no key 'cram', so the model was not pretrained by cram")
+    if model_type != "cram" and not axes:  # another program has trained it
+        axes = dict(_needs(Architecture())[FAMILIES[model_type]])
     for axis, field in FIELDS[model_type].items():
         if field in config:
             axes[axis] = config[field]

@@ -15,9 +15,8 @@ from torch import Tensor
 from model.bert import IGNORED
 from model.errors import InputError
 from model.heldout import Heldout, by_frequencies, draws, random_order
-from model.layers import MASK, SPECIALS
 from model.machine import to_device
-from model.settings import Training
+from model.settings import SPECIALS, Specials, Training
 from model.wording import counted
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
@@ -33,11 +32,15 @@ Batch = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Packed sequences (n, S), uint16 or uint32, held-out documents, and the number of entries of the vocabulary."""
+    """Packed sequences (n, S), uint16 or uint32, held-out documents, and the number of entries of the vocabulary.
+
+    `specials`: the ids of its special tokens.
+    """
 
     sequences: np.ndarray
     heldout: Heldout
     vocabulary: int
+    specials: Specials = SPECIALS
 
     @property
     def length(self) -> int:
@@ -56,14 +59,22 @@ class Corpus:
             raise InputError("No text is held out. Raise tokenize.heldout_fraction, or add text (download).")
 
     @cached_property
+    def is_special(self) -> np.ndarray:
+        """(V,): which entries of the vocabulary are special tokens."""
+        return np.isin(np.arange(self.vocabulary), self.specials)
+
+    @cached_property
+    def words(self) -> np.ndarray:
+        """The ids of all other entries."""
+        return np.flatnonzero(~self.is_special)
+
+    @cached_property
     def ordinary(self) -> np.ndarray:
         """(n,) int64: all tokens but special ones of sequences that are spread over the text."""
         every = max(1, len(self.sequences) * self.length // SAMPLED)
         sample = self.sequences[::every].ravel().astype(np.int64)
-        ordinary = sample[sample >= SPECIALS]
-        if not len(ordinary):
-            return np.arange(SPECIALS, self.vocabulary)
-        return ordinary
+        ordinary = sample[~self.is_special[sample]]
+        return ordinary if len(ordinary) else self.words
 
     def loss_by_frequencies(self, share: float) -> float:
         """Nats per held-out token if each is predicted by its frequency in the training text.
@@ -97,17 +108,16 @@ def mask(
     half = round(1 - share, 9) / 2  # rounded, since (1 - 0.8) / 2 is not exactly 0.1
     random = min(count - masked, round(half * count))
     draws_BW = draws(first, B, S + random, seed)
-    order_BS = random_order(draws_BW[:, :S], tokens_BS < SPECIALS)
+    order_BS = random_order(draws_BW[:, :S], corpus.is_special[tokens_BS])
     # a part of rows would go to a GPU by a copy that is not in pinned memory
     positions_BK = np.ascontiguousarray(order_BS[:, :count])
 
     hidden_BS = tokens_BS.astype(np.int64)
     labels_BK = np.take_along_axis(hidden_BS, positions_BK, axis=1)
-    words = np.uint64(corpus.vocabulary - SPECIALS)  # far fewer than 2^64, so the remainder is nearly uniform
-    words_BR = (draws_BW[:, S:] % words).astype(np.int64)
+    words = np.uint64(len(corpus.words))  # far fewer than 2^64, so the remainder is nearly uniform
     inputs_BK = labels_BK.copy()
-    inputs_BK[:, :masked] = MASK
-    inputs_BK[:, masked : masked + random] = SPECIALS + words_BR
+    inputs_BK[:, :masked] = corpus.specials.mask
+    inputs_BK[:, masked : masked + random] = corpus.words[draws_BW[:, S:] % words]
     np.put_along_axis(hidden_BS, positions_BK, inputs_BK, axis=1)
     return hidden_BS, positions_BK, labels_BK
 
@@ -132,13 +142,13 @@ def corrupt(
     draws_BW = draws(first, B, S + replaced + 1 + blocks, key)
     order_BS, words_BR, offset_B1, trades_BT = np.split(draws_BW, np.cumsum([S, replaced, 1]), axis=1)
 
-    is_ordinary_BS = tokens_BS >= SPECIALS
+    is_ordinary_BS = ~corpus.is_special[tokens_BS]
     free_BS = is_ordinary_BS.copy()
     np.put_along_axis(free_BS, positions_BK, False, axis=1)
     changed_BS = swap(masked_BS, free_BS, offset_B1, trades_BT)
     replace(changed_BS, free_BS, order_BS, words_BR, corpus)
 
-    visible_BS = (changed_BS != MASK) & is_ordinary_BS
+    visible_BS = (changed_BS != corpus.specials.mask) & is_ordinary_BS
     differs_BS = changed_BS != tokens_BS
     labels_BS = np.where(visible_BS, differs_BS, IGNORED).astype(np.float32)
     return changed_BS, labels_BS

@@ -20,7 +20,6 @@ from model.diagnosis import Course, advice, becomes_hopeless
 from model.errors import InputError
 from model.files import TENTHS
 from model.heldout import curve_losses, share_of_curve
-from model.layers import MASK
 from model.machine import ALONE, Machine, Processes, keep_heap, keeps_tenths, matrix_rate
 from model.masking import Batches, Corpus
 from model.settings import Training
@@ -221,6 +220,8 @@ class Pretraining:
         """
         spent = self.spent
         spent.seconds = self.seconds()
+        if not self.training.budget:
+            return 1.0
         amounts = {"hours": spent.seconds / 3600, "tokens": spent.tokens, "flops": spent.operations}
         return self.processes.agree(amounts[self.training.budget_unit] / self.training.budget)
 
@@ -380,7 +381,7 @@ class Pretraining:
         """The losses of `curve_losses`, which the first process measures for all."""
         losses = dict.fromkeys(("heldout_loss", "heldout_nats_per_byte"), 0.0)
         if self.processes.first:
-            losses = curve_losses(self.bert, self.corpus.heldout, MASK, self.machine, share)
+            losses = curve_losses(self.bert, self.corpus.heldout, self.corpus.specials.mask, self.machine, share)
         return {name: self.processes.agree(loss) for name, loss in losses.items()}
 
     def course(self, limit: float) -> Course:
@@ -412,7 +413,7 @@ class Pretraining:
 
     def finish(self) -> None:
         """Save, so that a run killed now knows that its budget is spent; then measure the last held-out loss."""
-        if not self.spent.step:
+        if self.training.budget and not self.spent.step:
             limit = budget(self.training.budget, self.training.budget_unit)
             raise InputError(
                 f"The budget of {limit} was spent before the first step. Raise pretrain.budget, or set CRAM_COMPILE=0 "

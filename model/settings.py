@@ -1,11 +1,24 @@
 """Settings of architecture, pretraining and finetuning. The defaults are the paper's final recipe. Imports no torch."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, Field, model_validator
 
 from model.errors import InputError
 from model.wording import counted
+
+
+class Specials(NamedTuple):
+    """The ids of a vocabulary's special tokens."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+SPECIALS = Specials(pad=0, unk=1, cls=2, sep=3, mask=4)  # of the vocabularies that cram trains
 
 
 class Architecture(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -136,7 +149,11 @@ READ_BY: dict[str, set[str]] = {
 class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How to pretrain. The defaults are the paper's final recipe (section 4.3 and the released bert-o4)."""
 
-    budget: float = Field(24.0, gt=0, description="Limit of the run, in budget_unit.")
+    budget: float = Field(
+        24.0,
+        ge=0,
+        description="Limit of the run, in budget_unit. 0: measure the model of pretrain.start as it is.",
+    )
     budget_unit: Literal["hours", "tokens", "flops"] = Field(
         "hours", description="hours: without held-out evaluation. flops: floating-point operations of all passes."
     )

@@ -1,23 +1,47 @@
-"""Models to start from (`pretrain.start`) or to use (`--use pretrain=`): artifacts, or folders, which are adopted.
+"""Models to start from (`pretrain.start`) or to use (`--use pretrain=`): artifacts, or others, which are adopted.
 
-Reads   a folder with a model of cram's layouts, as cram or transformers saved it.
+Reads   a folder with a model of one of cram's layouts, as cram or transformers saved it; or a public model of the hub.
 Writes  as an artifact of the stage pretrain: its config.json, weights, tokenizer, and lineage.json if it has one
 """
 
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
 
 from model.errors import InputError
-from model.settings import Architecture
+from model.settings import Architecture, Specials
+from tasks.corpus import hub
 from tasks.stage import Params, stage
+from tasks.store import home
 from tasks.store.artifacts import LATEST, LINEAGE, Artifact, find
 from tasks.store.manifests import known_digest
-from tasks.text.tokenizer import FILES, SPECIALS, load_tokenizer, normaliser_of, save_tokenizer
+from tasks.text.tokenizer import (
+    FILES,
+    frame_inputs,
+    is_trained_here,
+    load_tokenizer,
+    reading_of,
+    save_tokenizer,
+    specials_of,
+)
+
+if TYPE_CHECKING:
+    from model.bert import Bert
 
 WEIGHTS = "model*.safetensors"  # one file, or several
+PICKLED = "pytorch_model.bin"  # instead of them, in older folders
+WORDS = "vocab.txt"  # instead of tokenizer.json, in older folders
+UNUSED_ROWS = 128  # fewer entries of a public model may have no token: sizes are rounded up to a multiple of this
+KEY = re.compile("[0-9a-f]+")  # or its beginning
+log = logging.getLogger(__name__)
 START_LINEAGE = f"start-{LINEAGE}"  # of the model that another began from
 
 
@@ -38,60 +62,157 @@ class Adopt(Params):
 def adopt(params: Adopt, out: Path) -> dict:
     """Copy a model into the store."""
     (out / LINEAGE).write_text("{}\n", encoding="utf-8")
-    save_tokenizer(load_tokenizer(params.folder), out)
-    for name in params.files:  # in place of these two, where the folder has them
-        shutil.copyfile(params.folder / name, out / name)
-    how = normaliser_of(load_tokenizer(out)).model_dump()
-    return {"adopted": True, "parameters": params.parameters, "normaliser": how}
+    tokenizer = read_tokenizer(params.folder)
+    stats: dict = {"adopted": True, "parameters": params.parameters, "normaliser": reading_of(tokenizer).model_dump()}
+    if is_trained_here(tokenizer):
+        save_tokenizer(tokenizer, out)
+        for name in params.files:  # in place of these two, where the folder has them
+            shutil.copyfile(params.folder / name, out / name)
+        return stats
+    return stats | adopt_public(params, tokenizer, out)
 
 
-def find_model(name: str, stage: str = "pretrain", masked: bool = False) -> Artifact:
-    """The artifact of that name (`artifacts.find`); a model also by STAGE/KEY, and by a folder, which is adopted.
+def adopt_public(params: Adopt, tokenizer: Tokenizer, out: Path) -> dict:
+    """Write the model of another program as cram writes models. Returns its name, and whether its head is new."""
+    from model import export  # loads torch
+    from model.layouts import HEADS, head_of
 
-    Raises InputError for a folder without a model of cram's layouts and a tokenizer of cram's; `masked`: without a
-    vocabulary head too, before anything is adopted.
+    bert = load_model(params.folder, tokenizer)
+    export.save(bert, out)
+    save_tokenizer(tokenizer, out, has_types=bert.embedding.second is not None)
+    if LINEAGE in params.files:
+        shutil.copyfile(params.folder / LINEAGE, out / LINEAGE)
+    config = json.loads((params.folder / "config.json").read_text(encoding="utf-8"))
+    has_head = head_of(config) in HEADS
+    if not has_head:
+        log.warning(
+            "%s has no head that predicts masked words. It gets a new one, which only pretraining makes useful; "
+            "finetuning doesn't need it.",
+            params.folder,
+        )
+    return {"public": config.get("_name_or_path") or params.folder.name, "new_head": not has_head}
+
+
+def find_model(name: str, stage: str = "pretrain", heads: Collection[str] | None = None) -> Artifact:
+    """The artifact of that name (`artifacts.find`); a model also by STAGE/KEY, by a folder, or by its name on the hub.
+
+    The last two are adopted. Raises InputError for a model of another layout or with another kind of tokenizer;
+    `heads`: for one with another head than these too, before anything is adopted.
     """
     if stage != "pretrain":
         return find(stage, name)
     is_folder = name != LATEST and os.path.isdir(name)  # unlike Path.is_dir, False for names that are too long
     if is_folder:
-        return find_or_adopt(Path(name).resolve(), masked)
+        return find_or_adopt(Path(name).resolve(), heads)
     before, _, key = name.rpartition("/")
-    if before not in ("", "pretrain"):
+    is_key = key == LATEST or KEY.fullmatch(key)
+    if before in ("", "pretrain") and is_key:
+        return find("pretrain", key)
+    if before and (home.root() / before).is_dir():
         raise InputError(
-            f"{name} is not a pretrained model; expected pretrain/KEY or a folder. `cram ls pretrain` lists them."
+            f"{name} is not a pretrained model; expected pretrain/KEY, a folder, or a model of the Hugging Face hub. "
+            "`cram ls pretrain` lists the first."
         )
-    return find("pretrain", key)
+    return find_or_adopt(download(name), heads)
 
 
-def find_or_adopt(folder: Path, masked: bool) -> Artifact:
+def download(name: str) -> Path:
+    """The folder of a model of the hub, by its name there: OWNER/NAME, NAME, or either with @REVISION.
+
+    Raises InputError if the hub has no such model, Unreachable if it can't be reached and the model isn't in its cache.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = name.partition("@")
+    instead = (
+        "name a folder that has config.json, the weights and the tokenizer, or a model that `cram ls pretrain` lists"
+    )
+    patterns = ["config.json", WEIGHTS, f"{WEIGHTS}.index.json", *FILES, WORDS, "special_tokens_map.json"]
+    with hub.asking(repository, instead, room=""):
+        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
+        if not any(folder.glob(WEIGHTS)):
+            snapshot_download(repository, revision=folder.name, allow_patterns=[PICKLED])
+    return folder
+
+
+def find_or_adopt(folder: Path, heads: Collection[str] | None) -> Artifact:
     """The artifact of that folder, or the one into which a folder elsewhere is copied."""
     own = Artifact(stage="pretrain", key=folder.name)
     if own.path == folder:
         return own
-    from model import export  # loads torch
-
-    bert = export.load(folder, masked)
-    check_tokenizer(folder, bert.vocabulary)
+    tokenizer = read_tokenizer(folder)
+    bert = load_model(folder, tokenizer, heads)
     files = {}
-    for pattern in ("config.json", *FILES, f"{WEIGHTS}*", LINEAGE):
+    patterns = ["config.json", *FILES, f"{WEIGHTS}*", LINEAGE]
+    if not is_trained_here(tokenizer):
+        patterns += [WORDS, PICKLED]
+    for pattern in patterns:
         for path in folder.glob(pattern):
             files[path.name] = known_digest(path)
     parameters = sum(p.numel() for p in bert.parameters())
     return adopt.fn(Adopt(folder=folder, architecture=bert.architecture, parameters=parameters, files=files))
 
 
-def check_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Raise InputError unless the tokenizer in a folder is one of cram's, with as many entries as the model has."""
-    tokenizer = load_tokenizer(folder)
-    normaliser_of(tokenizer)
-    ids = [tokenizer.token_to_id(special) for special in SPECIALS]
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in a folder. Raises InputError if there is none, or if it isn't WordPiece with BERT's tokens."""
+    if (folder / FILES[0]).exists() or not (folder / WORDS).exists():
+        tokenizer = load_tokenizer(folder)
+    else:
+        tokenizer = tokenizer_of_words(folder)
+    specials = specials_of(tokenizer)
+    if tokenizer.encode("").ids != [specials.cls, specials.sep]:
+        frame_inputs(tokenizer, specials)
+    return tokenizer
+
+
+def tokenizer_of_words(folder: Path) -> Tokenizer:
+    """The tokenizer of a vocab.txt and a tokenizer_config.json, which says whether it keeps capitals."""
+    from transformers import AutoTokenizer  # takes seconds
+
+    tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def load_model(folder: Path, tokenizer: Tokenizer, heads: Collection[str] | None = None) -> "Bert":
+    """The model in a folder, without the entries that no token has. Raises InputError unless it fits the tokenizer."""
+    from model import export  # loads torch
+
+    specials = specials_of(tokenizer)
+    bert = export.load(folder, heads, specials)
+    check_specials(folder, specials)
     entries = tokenizer.get_vocab_size()
-    if ids != list(range(len(SPECIALS))) or entries != vocabulary:
+    ids = sorted(tokenizer.get_vocab().values())
+    unused = bert.vocabulary - entries
+    may_be_unused = 0 if is_trained_here(tokenizer) else UNUSED_ROWS
+    if ids != list(range(entries)) or not 0 <= unused < max(1, may_be_unused):
         raise InputError(
-            f"The tokenizer in {folder} has {entries:,} entries, and ids {ids} for {', '.join(SPECIALS)}; the model "
-            f"expects {vocabulary:,} entries that begin with these."
+            f"The tokenizer in {folder} has {entries:,} entries up to number {ids[-1]:,}, but the model has "
+            f"{bert.vocabulary:,}. Pass the tokenizer that the model was trained with."
         )
+    bert.drop_entries(entries)
+    return bert
+
+
+def check_specials(folder: Path, specials: Specials) -> None:
+    """Raise InputError if the model's config.json has other ids of special tokens than its tokenizer."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for name, number in specials._asdict().items():
+        its = config.get(f"{name}_token_id")
+        if its not in (None, number):
+            raise InputError(
+                f"The tokenizer in {folder} has the id {number} for [{name.upper()}], but config.json says {its}. Pass "
+                "the tokenizer that the model was trained with."
+            )
+
+
+def architecture_of(model: Artifact) -> Architecture:
+    """The architecture of a model."""
+    from model.layouts import read_config
+
+    config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))
+    architecture, *_ = read_config(config)
+    return architecture
 
 
 def digest_of_files(name: str, files: str) -> str:
@@ -115,8 +236,9 @@ def weight_bytes(model: Artifact) -> int:
 def check_start(name: str, architecture: Architecture, length: int) -> None:
     """Raise InputError unless a model of this architecture and length can start from the one of that name."""
     from model import export  # loads torch
+    from model.layouts import STARTS
 
-    bert = export.load(find_model(name).path, masked=True)
+    bert = export.load(find_model(name).path, STARTS)
     its = bert.architecture.model_dump()
     wrong = []
     for axis, value in architecture.model_dump().items():

@@ -25,7 +25,7 @@ from model.errors import InputError
 from tasks.corpus.parts import parts_of, row_name, tables
 from tasks.stage import Params, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, Artifact
-from tasks.text.tokenizer import MASK, load_tokenizer
+from tasks.text.tokenizer import load_tokenizer, specials_of
 from tasks.tokenize import MEASURED_CHARACTERS, choose_measured, digest_of, may_be_measured
 
 if TYPE_CHECKING:
@@ -95,14 +95,21 @@ def choose_documents(text: Artifact, others: list[Artifact], characters: int) ->
 def predict(texts: list[str], model: Artifact, name: str) -> tuple["Heldout", np.ndarray]:
     """The texts as held-out documents of a model, and (documents,) the nats of each. `name`: of the text."""
     from model import export, heldout, machine
+    from model.layouts import HEADS
     from tasks.text.tokenizer import heldout_of
 
     here = machine.detect()
-    bert = export.load(model.path, masked=True)
-    held = heldout_of(texts, load_tokenizer(model.path), bert.length)
+    if model.stats.get("new_head"):
+        raise InputError(
+            f"{model.name} came without a head that predicts masked words, so it has no loss. Pretrain it first "
+            "(pretrain.start), or name another model."
+        )
+    bert = export.load(model.path, HEADS)
+    tokenizer = load_tokenizer(model.path)
+    held = heldout_of(texts, tokenizer, bert.length)
     if not held.read_bytes.sum():
         raise InputError(f"{name} has no word that {model.name} can read. Pass text in the model's script.")
-    nats_D, _ = heldout.document_losses(bert.to(here.device), held, MASK, here)
+    nats_D, _ = heldout.document_losses(bert.to(here.device), held, specials_of(tokenizer).mask, here)
     return held, nats_D
 
 

@@ -4,7 +4,8 @@ Reads   the parts of a corpus.
 Writes  measured-00000.parquet …  of each document: id, source, characters, how many of them the normaliser deletes
                                   (removed), tokens, both ratios, the main script (for Unicode only); in the part's
                                   row groups
-        tokenizer.json            the vocabulary it measured with, trained on a fixed sample of its input
+        tokenizer.json            the vocabulary it measured with, trained on a fixed sample of its input; or that of
+                                  the public model from which a recipe starts
 """
 
 import logging
@@ -19,11 +20,12 @@ import zstandard
 from pydantic import Field
 
 from model.errors import InputError
+from tasks import adopt
 from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, tables, views
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
 from tasks.text.scripts import count_deleted, main_scripts
-from tasks.text.tokenizer import encoder_of, load_tokenizer, save_tokenizer
+from tasks.text.tokenizer import FILES, copy_files, encoder_of, load_tokenizer, save_tokenizer
 from tasks.text.words import ASCII, Normaliser
 from tasks.vocabulary import count_sample, train_wordpiece
 from tasks.workers.jobs import over_parts
@@ -58,13 +60,19 @@ class Measure(Params):
         0.05, ge=0, le=1, description="Largest fraction of all characters that the normaliser may delete."
     )
     normaliser: Normaliser = ASCII  # a recipe has that of the vocabulary here
-    later = ("max_removed", "normaliser")
+    start: str = Field(
+        "",
+        description="A model whose vocabulary to measure with; that of pretrain.start if it is a public one.",
+    )
+    later = ("max_removed", "normaliser", "start")
 
     def identity(self) -> dict:
         """As for all params; in `normaliser`, the field punctuation was added later too."""
         about = super().identity()
         if self.normaliser.punctuation == "raw":
             about.get("normaliser", {}).pop("punctuation", None)
+        if self.start:
+            about["start"] = adopt.digest_of_files(self.start, FILES[0])
         return about
 
 
@@ -214,7 +222,9 @@ def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
             "No document is left to measure: the earlier stages dropped all of them. Loosen the settings of "
             "deduplicate and decontaminate, divide large documents (download.documents_by), or add more text."
         )
-    if not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is complete
+    if params.start:
+        copy_files(adopt.find_model(params.start).path, out)
+    elif not (out / "tokenizer_config.json").exists():  # written last, so a rerun knows that it is complete
         counts, _ = count_sample(
             corpus, params.sample_megabytes, out / WORK, "count words of a sample", params.normaliser
         )

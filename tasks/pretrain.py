@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
@@ -26,7 +27,7 @@ from pydantic import Field
 from model.clock import about_stops
 from model.errors import InputError
 from model.files import TENTHS
-from model.settings import Architecture, Training
+from model.settings import Architecture, Specials, Training
 from model.wording import budget, counted
 from tasks import adopt
 from tasks.reports import losses, plots
@@ -34,7 +35,7 @@ from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts_of
 from tasks.store.lineage import lineage, lineage_of
-from tasks.text.tokenizer import CLS, FILES, MASK, PAD, SEP, heldout_of, load_tokenizer
+from tasks.text.tokenizer import FILES, heldout_of, load_tokenizer, specials_of
 from tasks.tokenize import digest_of, measured_texts
 from tasks.workers.progress import Progress
 from tasks.workers.tracking import trackers
@@ -77,6 +78,11 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
         """Check that this machine can train the model, before an old model is discarded."""
         from model import machine, memory
 
+        if not self.budget and not self.start:
+            raise InputError(
+                "pretrain.budget is 0, which takes a model as it is, but pretrain.start names none. Name a model, or "
+                "set a budget."
+            )
         here = machine.detect()
         machine.keeps_tenths()
         count = machine.gpus(here)
@@ -105,6 +111,8 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     steps = save_metrics(job.folder, out)
     held = measure_heldout(out, run.bert, here, heldout.most_characters(job.training))
     stats = statistics(run, steps, held, here.describe() | {"gpus": gpus})
+    if not steps:
+        return stats
     plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
     settings = job.training.model_dump() | {"architecture": job.architecture.model_dump()}
     for doubt in (*losses.doubts(stats, settings), about_stops(stats)):
@@ -114,29 +122,35 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
 
 
 def save_metrics(work: Path, out: Path) -> dict[str, np.ndarray]:
-    """Write the metrics of the steps as a table; returns its columns, by name."""
+    """Write the metrics of the steps as a table; returns its columns, by name. Without steps it has no columns."""
     from model import checkpoint
 
-    metrics = pyarrow.json.read_json(work / checkpoint.METRICS)
+    path = work / checkpoint.METRICS
+    metrics = pyarrow.json.read_json(path) if path.stat().st_size else pa.table({})
     pq.write_table(metrics, out / "metrics.parquet")
     return {name: metrics[name].to_numpy() for name in metrics.column_names}
 
 
-def count_tokens(sequences: np.ndarray, entries: int) -> np.ndarray:
+def count_tokens(sequences: np.ndarray, entries: int, specials: Specials) -> np.ndarray:
     """How often each token is in sequences that are spread evenly over the training text: (entries,) int64.
 
     Zero for special tokens that are never predicted.
     """
     every = max(1, sequences.size // SAMPLED_TOKENS)
     counts = np.bincount(sequences[::every].ravel(), minlength=entries)
-    counts[[PAD, CLS, SEP, MASK]] = 0
+    counts[[specials.pad, specials.cls, specials.sep, specials.mask]] = 0
     return counts
 
 
 def statistics(run: "Pretraining", steps: dict[str, np.ndarray], held: dict, machine: dict) -> dict:
-    """The statistics of a trained model in stage.json. `steps`: the columns of metrics; `machine`: its description."""
+    """The statistics of a model in stage.json. `steps`: the columns of metrics; `machine`: its description."""
     spent = run.spent
-    last_losses = steps["loss"][-max(1, len(steps["loss"]) // 20) :]
+    last_loss = None
+    mfu = 0.0
+    if steps:
+        last_losses = steps["loss"][-max(1, len(steps["loss"]) // 20) :]
+        last_loss = round(float(last_losses.mean()), 4)
+        mfu = round(float(np.median(steps["mfu"])), 4)
     how = {
         "micro_batch": spent.micro_batch,
         "compiled": spent.compilations > 0,
@@ -151,9 +165,9 @@ def statistics(run: "Pretraining", steps: dict[str, np.ndarray], held: dict, mac
         "exaflops": spent.operations / 1e18,
         "seconds_on_the_clock": round(spent.seconds, 3),
         "stopped_seconds": round(spent.stopped_seconds, 3),
-        "tokens_per_second": round(spent.tokens / spent.seconds, 1),
-        "mfu": round(float(np.median(steps["mfu"])), 4),
-        "training_loss": round(float(last_losses.mean()), 4),
+        "tokens_per_second": round(spent.tokens / max(spent.seconds, 1e-9), 1),
+        "mfu": mfu,
+        "training_loss": last_loss,
         "heldout_loss": spent.evaluations[-1]["heldout_loss"],
         "heldout": held,
         "evaluations": spent.evaluations,
@@ -237,6 +251,7 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         sequences=tokens.path / SEQUENCES,
         heldout=tokens.path,
         vocabulary=tokens.stats["entries"],
+        specials=specials_of(load_tokenizer(tokens.path)),
         folder=work,
         start=first.path if first else None,
     )
@@ -266,7 +281,8 @@ def copy_from(tokens: Artifact, out: Path) -> None:
     for file in (*FILES, heldout.FILE, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
     sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
-    np.save(out / FREQUENCIES, count_tokens(sequences, tokens.stats["entries"]))
+    specials = specials_of(load_tokenizer(out))
+    np.save(out / FREQUENCIES, count_tokens(sequences, tokens.stats["entries"], specials))
 
 
 def measure_heldout(folder: Path, model: "Bert", here: "Machine", characters: float) -> dict:
@@ -279,16 +295,17 @@ def measure_heldout(folder: Path, model: "Bert", here: "Machine", characters: fl
 
     texts = measured_texts(folder)
     documents = heldout.Heldout.load(folder)
+    tokenizer = load_tokenizer(folder)
     read = heldout.beginnings(texts, characters)
     part = {}
     if read != texts:
-        documents = heldout_of(read, load_tokenizer(folder), documents.sequences.shape[1])
+        documents = heldout_of(read, tokenizer, documents.sequences.shape[1])
         part = {
             "of_documents": len(texts),
             "of_characters": sum(map(len, texts)),
             "of_digest": digest_of(texts),
         }
     log.info("Measuring the held-out loss on %s.", counted(documents.totals["words"], "word"))
-    nats_D, _ = heldout.document_losses(model.to(here.device), documents, MASK, here)
+    nats_D, _ = heldout.document_losses(model.to(here.device), documents, specials_of(tokenizer).mask, here)
     found = heldout.summary(documents, nats_D, np.load(folder / FREQUENCIES))
     return found | part | {"digest": digest_of(read)}

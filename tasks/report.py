@@ -58,6 +58,8 @@ def steps_of(name: str) -> dict[str, np.ndarray] | None:
         return None
     verify(artifact)  # the stage itself only checks its inputs, the finetuning runs
     columns = pq.read_table(metrics)
+    if not columns.num_columns:  # a model that was only measured
+        return None
     return {column: columns[column].to_numpy() for column in columns.column_names}
 
 

@@ -30,6 +30,7 @@ from pydantic import Field
 from tokenizers import Tokenizer
 
 from model.errors import InputError
+from model.settings import Specials
 from model.wording import counted
 from tasks.corpus.parts import SCHEMA, Document, parts_of, tables, unit_hash
 from tasks.corpus.parts import table as documents_table
@@ -40,13 +41,12 @@ from tasks.text.ngrams import Known
 from tasks.text.sequences import Sort, draw_rows, order_of, write_sequences
 from tasks.text.tokenizer import (
     LONGEST_WORD,
-    SEP,
-    UNK,
     Encoded,
     copy_tokenizer,
     encoder_of,
     heldout_of,
     load_tokenizer,
+    specials_of,
 )
 from tasks.workers.jobs import over_parts
 
@@ -198,7 +198,8 @@ class PartResult(TypedDict):
 class Gathered:
     """What the documents of a part become, a table after the other."""
 
-    def __init__(self, kind: type[np.unsignedinteger]) -> None:
+    def __init__(self, kind: type[np.unsignedinteger], specials: Specials) -> None:
+        self.specials = specials
         self.train = [np.zeros(0, kind)]  # tokens
         self.held = [HELD_SCHEMA.empty_table()]
         self.shared = [np.zeros(0, np.uint64)]
@@ -211,13 +212,13 @@ class Gathered:
         is_held = divided.is_held
         trained = divided.trained
         lengths = np.diff(encoded.ends, prepend=0)
-        closed = np.insert(encoded.ids, encoded.ends, SEP)  # a separator after every document
+        closed = np.insert(encoded.ids, encoded.ends, self.specials.sep)  # a separator after every document
         self.train.append(closed[~np.repeat(is_held, lengths + 1)])
         self.held.append(with_sizes(divided.held, lengths[is_held]))
         self.shared.append(overlap.ngrams_in_common(known, trained["text"].to_pylist()))
         self.documents += pc.count_distinct(trained["id"]).as_py()
         self.characters += pc.sum(pc.utf8_length(trained["text"])).as_py() or 0
-        self.unknown += int((encoded.ids == UNK).sum())
+        self.unknown += int((encoded.ids == self.specials.unk).sum())
 
     def write(self, out: Path, stem: str, length: int) -> PartCounts:
         """Write the sequences, the held-out documents and the shared runs of words."""
@@ -243,7 +244,7 @@ def tokenize_part(part: Path, tokenizer_folder: Path, params: Tokenize, longest:
     encoder = encoder_of(tokenizer_folder)
     encoder.unknown.clear()
     known = Known(np.load(out / HELD_RUNS, mmap_mode="r"))
-    gathered = Gathered(encoder.type)
+    gathered = Gathered(encoder.type, encoder.specials)
     for table in tables(part):
         divided = divide(table, params.heldout_fraction, longest)
         encoded = encoder(divided.table["text"].to_pylist())
@@ -397,12 +398,13 @@ def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: 
 def write_measured(documents: pa.Table, length: int, out: Path) -> dict[str, Any]:
     """Write the tokens of the documents that the held-out loss is measured on; count them."""
     texts = documents["text"].to_pylist()
-    heldout = heldout_of(texts, load_tokenizer(out), length)
+    tokenizer = load_tokenizer(out)
+    heldout = heldout_of(texts, tokenizer, length)
     heldout.save(out)
     return {
         "documents": len(texts),
         **heldout.totals,
-        "unknown_tokens": int((heldout.sequences == UNK).sum()),
+        "unknown_tokens": int((heldout.sequences == specials_of(tokenizer).unk).sum()),
         "sequences": len(heldout.sequences),
         "digest": digest_of(texts),
         "shared": overlap_of(documents),

@@ -34,6 +34,9 @@ from tasks.text.tokenizer import (
     KNOWN_WORDS,
     SPECIALS,
     UNK,
+    LibraryEncoder,
+    copy_files,
+    is_trained_here,
     load_tokenizer,
     portions,
     save_tokenizer,
@@ -324,16 +327,33 @@ def kind_of(entry: str) -> str:
     return "mixed" if any(map(str.isalnum, text)) else "punctuation"
 
 
+Divisions = Iterator[tuple[pa.RecordBatch, tuple[np.ndarray, np.ndarray]]]
+
+
+def divide_by_cram(tokenizer: Tokenizer, counts: pa.Table) -> Divisions:
+    """Some of the counted words at a time; the ids of their tokens, one word after the other, and how many each has."""
+    pieces = WordPieces(tokenizer.get_vocab())
+    for batch in counts.to_batches(KNOWN_WORDS):
+        data, edges = words.in_buffers(batch["word"])
+        ids, lengths = pieces.divide(data, edges[:-1], edges[1:])
+        yield batch, (np.where(ids == NONE, UNK, ids), lengths)
+
+
+def divide_by_library(tokenizer: Tokenizer, counts: pa.Table) -> Divisions:
+    """The same for another program's tokenizer."""
+    encoder = LibraryEncoder(tokenizer)
+    for batch in counts.to_batches(FED_AT_ONCE):
+        ids, ends = encoder(batch["word"].to_pylist())
+        yield batch, (ids, np.diff(ends, prepend=0))
+
+
 def entries_table(tokenizer: Tokenizer, counts: pa.Table) -> pa.Table:
     """Every entry with its kind, and how often it occurs in the counted words."""
     number_of = tokenizer.get_vocab()
     entries = sorted(number_of, key=number_of.__getitem__)
-    pieces = WordPieces(number_of)
+    divide = divide_by_cram if is_trained_here(tokenizer) else divide_by_library
     times = np.zeros(len(entries), dtype=np.int64)
-    for batch in counts.to_batches(KNOWN_WORDS):
-        data, edges = words.in_buffers(batch["word"])
-        ids, lengths = pieces.divide(data, edges[:-1], edges[1:])
-        ids = np.where(ids == NONE, UNK, ids)
+    for batch, (ids, lengths) in divide(tokenizer, counts):
         weights = np.repeat(batch["count"].to_numpy(), lengths)
         times += np.bincount(ids, weights, len(times)).astype(np.int64)
     kinds = [kind_of(entry) for entry in entries]
@@ -379,12 +399,16 @@ def vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
     how = params.normaliser()
     counts, used = count_sample(corpus, params.sample_megabytes, out / WORK, "count words", how)
     if params.start:
-        tokenizer = load_tokenizer(adopt.find_model(params.start).path)
+        first = adopt.find_model(params.start).path
+        tokenizer = load_tokenizer(first)
     else:
         tokenizer = train_wordpiece(counts, params.entries, how)
     size = tokenizer.get_vocab_size()
     check_size(size, params, counts, used)
-    save_tokenizer(tokenizer, out)
+    if is_trained_here(tokenizer):
+        save_tokenizer(tokenizer, out)
+    else:
+        copy_files(first, out)
     entries = entries_table(tokenizer, counts)
     pq.write_table(entries, out / "entries.parquet", compression="zstd")
     continuations = sum(entry.startswith(CONTINUES) for entry in entries["entry"].to_pylist())

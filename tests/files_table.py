@@ -202,7 +202,7 @@ def mails_of(texts: list[str]) -> list[EmailMessage]:
     messages = []
     for i, text in enumerate(texts):
         charset = "iso-8859-1" if i % 2 and max(text) <= "\xff" else "utf-8"
-        message = mail_of(text, charset=charset, cte=("quoted-printable", "base64")[i // 2 % 2])
+        message = mail_of(text, charset=charset, cte=("base64", "quoted-printable")[i // 2 % 2])
         if i % 3 == 0:
             message.add_alternative(f"<p>{text}</p>", subtype="html")
         if i % 4 == 0:

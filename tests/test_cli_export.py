@@ -318,31 +318,34 @@ def test_a_folder_with_anything_in_it_stays_as_it_is(made, tmp_path: Path):
 # The hub
 
 TOKEN, INVALID = "hf_writes", "Invalid credentials in Authorization header"
-ACTIONS = "resolve|preupload|commit|branch|tree|revision"
+LFS = (".safetensors", ".onnx")
+ACTIONS = "resolve|preupload|commit|branch|tree|revision|info"
 ROUTE = rf"(?:/api/models)?/(\w+/[\w.-]+?)(?:\.git)?/({ACTIONS})/([^/]+)(?:/(.*))?"  # of a request
 PARTS = {"README.md": b"by hand", "model-00001-of-00002.safetensors": b"of before", "hf.py": b"of before"}
 
 
-def oid(content: bytes) -> str:
-    """The name of a file's content, as git's."""
+def oid(path: str, content: bytes) -> str:
+    """The name of a file's content on the hub: git's, or for LFS its SHA-256."""
+    if path.endswith(LFS):
+        return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 class Hub(ThreadingHTTPServer):
-    """A double of the hub, without LFS: branches of files. `sent`: the files that commits brought, by branch."""
+    """A double of the hub: repositories with branches of files. `sent`: the files that commits brought, by branch."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.branches, self.private, self.sent = {}, {}, []
+        self.branches, self.private, self.blobs, self.sent = {}, {}, {}, []
         self.refuses: tuple[int, dict] | None = None  # status and headers of every answer
 
     def sha(self, name: str, branch: str) -> str:
         """The commit: one for the same files."""
         files = self.branches[name][branch]
-        return hashlib.sha1(json.dumps({path: oid(files[path]) for path in sorted(files)}).encode()).hexdigest()
+        return hashlib.sha1(json.dumps({path: oid(path, files[path]) for path in sorted(files)}).encode()).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -360,6 +363,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"" if self.command == "HEAD" else body)
 
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.blobs[hashlib.sha256(content).hexdigest()] = content
+        self.answer()
+
     def do_GET(self) -> None:
         hub, path = self.server, unquote(urlsplit(self.path).path)
         found = re.fullmatch(ROUTE, path)
@@ -373,10 +381,10 @@ class Handler(BaseHTTPRequestHandler):
         if action == "resolve":
             if inner not in files:
                 return self.answer({}, 404, {"X-Error-Code": "EntryNotFound"})
-            about = {"X-Repo-Commit": hub.sha(name, branch), "ETag": f'"{oid(files[inner])}"'}
+            about = {"X-Repo-Commit": hub.sha(name, branch), "ETag": f'"{oid(inner, files[inner])}"'}
             return self.answer(files[inner], headers=about)
         if action == "tree":
-            rows = [{"type": "file", "path": p, "size": len(c), "oid": oid(c)} for p, c in files.items()]
+            rows = [{"type": "file", "path": p, "size": len(c), "oid": oid(p, c)} for p, c in files.items()]
             return self.answer(rows)
         about = {"id": name, "sha": hub.sha(name, branch), "private": hub.private[name]}
         return self.answer(about | {"siblings": [{"rfilename": path} for path in files]})
@@ -398,18 +406,23 @@ class Handler(BaseHTTPRequestHandler):
                 hub.private[name] = rows[0].get("visibility") == "private" or rows[0].get("private", False)
             return self.answer({"url": f"{hub.url}/{name}"}, 200 if is_new else 409)
         name, action, branch, _ = re.fullmatch(ROUTE, path).groups()
+        if action == "info":
+            there = [each["oid"] in hub.blobs for each in rows[0]["objects"]]
+            places = [{} if known else {"actions": {"upload": {"href": f"{hub.url}/lfs"}}} for known in there]
+            objects = [each | place for each, place in zip(rows[0]["objects"], places, strict=True)]
+            return self.answer({"transfer": "basic", "objects": objects})
         files = hub.branches[name].setdefault(branch, dict(hub.branches[name]["main"]))
         if action == "preupload":
-            paths = [file["path"] for file in rows[0]["files"]]
-            known = {path: {"oid": oid(files[path])} for path in paths if path in files}
-            usual = {"uploadMode": "regular", "shouldIgnore": False}
-            return self.answer({"files": [{"path": path} | usual | known.get(path, {}) for path in paths]})
+            modes = {file["path"]: "lfs" if file["path"].endswith(LFS) else "regular" for file in rows[0]["files"]}
+            known = {p: {"oid": oid(p, files[p])} if p in files else {} for p in modes}
+            about = [{"path": p, "uploadMode": mode, "shouldIgnore": False} | known[p] for p, mode in modes.items()]
+            return self.answer({"files": about})
         for row in rows if action == "commit" else ():
             about, place = row["value"], row["value"].get("path")
             if row["key"] == "deletedFile":
                 del files[place]
             elif place:
-                files[place] = base64.b64decode(about["content"])
+                files[place] = base64.b64decode(about["content"]) if "content" in about else hub.blobs[about["oid"]]
                 hub.sent.append(f"{branch}:{place}")
         return self.answer({"commitOid": hub.sha(name, branch), "commitUrl": f"{hub.url}/{name}/commit/x"})
 

@@ -24,7 +24,6 @@ from files_table import (
     arrow_of,
     csv_of,
     feather_of,
-    gz,
     json_lines,
     jsonl_of,
     mails_of,
@@ -241,7 +240,6 @@ INPUTS: dict[str, tuple[dict[str, bytes], dict]] = {  # files, and the parameter
     "a json document a file": (numbered(".json", [json.dumps({"text": t}, indent=1).encode() for t in TEXTS]), {}),
     "column raw_content": ({"a.parquet": parquet(url=TEXTS, raw_content=TEXTS)}, {}),
     "column asked": ({"a.jsonl": jsonl(TEXTS, "abstract", text="x")}, {"column": "abstract"}),
-    "text beside body": ({"a.jsonl": jsonl(TEXTS, body="x")}, {}),
     "nested": ({"a.jsonl": jsonl([{"text": t} for t in TEXTS], "doc")}, {"column": "doc.text"}),
     "nested in parquet": ({"a.parquet": parquet(doc=[{"n": 1, "text": t} for t in TEXTS])}, {"column": "doc.text"}),
     "a dot in the name": ({"a.feather": feather_of(DOTTED[:7]), "b.arrow": arrow_of(DOTTED[7:])}, {"column": "x.y"}),
@@ -349,7 +347,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict, str]] = {  # files, parameters,
     "zip that is cut": ({"a.zip": zip_of(INNER)[:-30]}, {}, r"a\.zip is corrupt"),
     "zip with a changed byte": ({"a.zip": flipped(zip_of(INNER), 50)}, {}, "corrupt"),
     "tar that is cut between files": ({"a.tar": tar_of(INNER)[: 4 * 1024]}, {}, r"a\.tar is truncated"),
-    "tar.gz with a damaged end": ({"a.tar.gz": gz(tar_of(INNER) + bytes(10**6))[:-4]}, {}, r"a\.tar\.gz is truncated"),
     "archive of nothing": ({"a.zip": zip_of({"a.exe": b"MZ"})}, {}, r"no document.*1 \.exe"),
     "lists in lines": (
         {"a.jsonl": b'{"title": "a", "comments": [{"text": "b"}]}\n' * 9}, {}, "'comments': .*'title'",
@@ -570,7 +567,6 @@ QUOTED = ['"Hello," he said.', 'He said "no".', "plain", '"unbalanced']
 CSV: dict[str, tuple[str, list]] = {  # a file, and its rows
     "quotes that enclose no field.tsv": (TSV, [(i, {"a": text, "0": str(i - 1)}) for i, text in enumerate(QUOTED, 2)]),
     "delimiters in quoted names.csv": ('"a, b, c";"d, e"\n1;2\n', [(2, {"a, b, c": "1", "d, e": "2"})]),
-    "commas in a name.tsv": ("a, b, c\td\n1\t2\n", [(2, {"a, b, c": "1", "d": "2"})]),
     "a tab that Excel names.csv": ("sep=\t\nx,y\tz\n1\t2\n", [(3, {"x,y": "1", "z": "2"})]),
     "a header that begins so.csv": ("sep=a,b\n1,2\n", [(2, {"sep=a": "1", "b": "2"})]),
 }
@@ -681,7 +677,7 @@ def test_files_that_are_skipped_are_counted_by_kind_in_folders_and_in_archives(s
         "b.html": b"<html>",
         "x.exe": b"",
     }
-    beside = {"README.md": b"About", "LICENSE": b"MIT", "b.py": b"", ".git/c.txt": b"x", "b.tar": tar_of(inside)}
+    beside = {"README.md": b"About", "LICENSE": b"MIT", "b.py": b"", ".git/c.txt": b"x", "a.tar": tar_of(inside)}
     corpus = downloaded(write(tmp_path / "data", {**beside, "blob": b"\0\1\2\3" * 99}))
     assert texts_of(corpus) == TEXTS
     assert corpus.stats["skipped"] == {
@@ -690,7 +686,7 @@ def test_files_that_are_skipped_are_counted_by_kind_in_folders_and_in_archives(s
     assert "1 archive in an archive" in caplog.text
     assert corpus.stats["formats"] == {"JSON": {"text": len(TEXTS)}}
     [document, *_] = documents_of(corpus)
-    assert (document.id, document.source) == ("b.tar/a.jsonl:1", "a")
+    assert (document.id, document.source) == ("a.tar/a.jsonl:1", "a")
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,6 @@ def test_the_place_of_a_message_is_the_line_of_its_envelope(store: Path, tmp_pat
     assert made.stats["formats"] == {"mail": {"message": len(TEXTS)}}
 
 
-def test_prose_that_begins_as_an_envelope_is_text_unless_a_blank_line_is_above_it(store: Path, tmp_path: Path):
-    envelope = b"From a@x.org Mon Jan  1 10:00:00 2024\nSubject: x\n\n"
-    (tmp_path / "a.mbox").write_bytes(envelope + b"We went\nFrom Rome at 10:00 in 2024\n\n" + envelope + b"home\n")
-    assert texts_of(downloaded(tmp_path / "a.mbox")) == ["We went\nFrom Rome at 10:00 in 2024", "home"]
-
-
 def test_mail_and_archives_of_it_have_keys_of_their_own_and_other_files_keep_theirs(store: Path, tmp_path: Path):
     for name, form in {"a.mbox": "mail", "b.srt": "subtitles", "c.zip": "zip", "d.txt": "", "e.jsonl": ""}.items():
         (tmp_path / name).write_text("{}", encoding="utf-8")

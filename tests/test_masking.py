@@ -102,9 +102,10 @@ def test_positions_are_distinct_and_labels_are_what_stood_there(vocabulary):
 
 def test_random_tokens_are_all_but_the_special_ones_and_equally_often():
     vocabulary = 1000
-    corpus = corpus_of(np.full((20_000, 40), vocabulary), vocabulary)  # an id that is not drawn
+    unknown = 1  # an id that is not drawn
+    corpus = corpus_of(np.full((20_000, 40), unknown), vocabulary)
     inputs, *_ = masked(corpus, 40)
-    drawn = inputs[(inputs != MASK_ID) & (inputs != vocabulary)]
+    drawn = inputs[(inputs != MASK_ID) & (inputs != unknown)]
     assert len(drawn) == 20_000 * 4
     counts = np.bincount(drawn, minlength=vocabulary)
     assert len(counts) == vocabulary

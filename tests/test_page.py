@@ -150,10 +150,6 @@ def test_templates_escape_what_they_insert_for_markdown_and_html(store):
     assert "\x1b" not in markdown + text
 
 
-def test_html_in_markdown_is_text():
-    assert not NETWORK & {name for name, _ in Tags(page("a <img src=b>\n\n<script>c</script>", "x")).found}
-
-
 def test_a_picture_that_is_not_given_is_its_words():
     markdown = "![what it shows](http://example.org/a.svg) ![own](a.svg)"
     shown = page(markdown, "x", {"a.svg": '<?xml version="1.0"?>\n<svg id="a"/>'})

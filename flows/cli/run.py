@@ -125,13 +125,14 @@ def print_blanks(model: "Artifact") -> None:
     import torch  # here, since most commands don't need it
 
     from model import export
-    from tasks.text.tokenizer import MASK, load_tokenizer, normaliser_of
+    from tasks.text.tokenizer import load_tokenizer, reading_of, specials_of
 
     tokenizer = load_tokenizer(model.path)
-    if normaliser_of(tokenizer).characters != "ascii":
+    if reading_of(tokenizer).characters != "ascii":
         return
     say(f"\nBlanks filled in by {model.name}:")
     bert = export.load(model.path).eval()  # not with transformers, whose import takes seconds
+    mask = specials_of(tokenizer).mask
     tokenizer.encode_special_tokens = False  # so that [MASK] is a special token, not text
     for text in BLANKS:
         ids = torch.tensor([tokenizer.encode(text).ids])
@@ -139,7 +140,7 @@ def print_blanks(model: "Artifact") -> None:
             say(f"  none: the model takes {bert.length} tokens")
             return
         with torch.inference_mode():
-            states = bert.encode(ids)[ids == MASK]
+            states = bert.encode(ids)[ids == mask]
             [shares], [best] = bert.logits(states).softmax(dim=-1).topk(CANDIDATES)
         tokens = [tokenizer.id_to_token(number) for number in best.tolist()]
         candidates = [f"{token} {share:.0%}" for token, share in zip(tokens, shares.tolist(), strict=True)]

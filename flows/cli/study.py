@@ -115,13 +115,14 @@ def evaluate(
 
     Choose text that the model was not trained on, such as tokenize/KEY; cram doesn't check that.
     """
+    from model.layouts import HEADS
     from tasks.adopt import find_model
     from tasks.evaluate import Evaluate
     from tasks.evaluate import evaluate as stage
     from tasks.reports.losses import nats
 
     params = Evaluate(characters=characters)
-    losses = stage.fn(params, find_model(model, masked=True), find_text(text), [])
+    losses = stage.fn(params, find_model(model, heads=HEADS), find_text(text), [])
     print_rows(losses.stats["table"])
     documents = losses.stats["documents"]
     say(f"\n{documents:,} documents with {losses.stats['characters']:,} characters were measured.")

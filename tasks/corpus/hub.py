@@ -121,13 +121,13 @@ class File(NamedTuple):
     path: Path | None = None
 
 
-def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> InputError:
-    """The error that the user sees if the hub can't be reached or refuses."""
+def error(repository: str, problem: Exception, instead: str = OWN_TEXT, room: str = "datasets/") -> InputError:
+    """The error that the user sees if the hub can't be reached or refuses. `room`: of its address; models have none."""
     status = getattr(getattr(problem, "response", None), "status_code", None)
     if status in (401, 403):
         return InputError(
             f"The Hugging Face hub denies access to {repository} ({status}). Accept its terms at "
-            f"https://huggingface.co/datasets/{repository}, create a token at https://huggingface.co/settings/tokens "
+            f"https://huggingface.co/{room}{repository}, create a token at https://huggingface.co/settings/tokens "
             f"and set HF_TOKEN to it; or {'use another source' if instead == OWN_TEXT else instead}."
         )
     reason = (str(problem).strip() or "no answer").splitlines()[0].rstrip(".:")
@@ -138,11 +138,11 @@ def error(repository: str, problem: Exception, instead: str = OWN_TEXT) -> Input
     )
 
 
-def asking(repository: str, instead: str = OWN_TEXT) -> AbstractContextManager[None]:
+def asking(repository: str, instead: str = OWN_TEXT, room: str = "datasets/") -> AbstractContextManager[None]:
     """Raise `error` for what the hub's client raises: its own errors, those of httpx and of sockets."""
 
     def explain(problem: BaseException) -> InputError | None:
-        return error(repository, problem, instead) if isinstance(problem, Exception) else None
+        return error(repository, problem, instead, room) if isinstance(problem, Exception) else None
 
     return explain_errors(explain)
 

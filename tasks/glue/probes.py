@@ -21,7 +21,7 @@ from tasks.glue.table import LABEL, TASKS
 from tasks.store.artifacts import HELDOUT_TEXT, Artifact
 from tasks.text import matching
 from tasks.text.scripts import count_deleted
-from tasks.text.tokenizer import load_tokenizer, normaliser_of
+from tasks.text.tokenizer import load_tokenizer, reading_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,7 +153,7 @@ def heldout_prose(source: Artifact) -> dict[str, list[list[str]]]:
             "finetune.data and finetune.tasks to others."
         )
     texts = pq.read_table(held)["text"].to_pylist()
-    normaliser = normaliser_of(load_tokenizer(source.path))
+    normaliser = reading_of(load_tokenizer(source.path))
     unread_T = count_deleted(texts, normaliser)[1].sum(axis=0)
     share = VALIDATION / (TRAIN + VALIDATION)  # of the documents; their texts alone decide
     documents: dict[str, list[list[str]]] = {"train": [], "validation": []}

@@ -11,7 +11,7 @@ import numpy as np
 import regex
 from tokenizers import Tokenizer
 
-from tasks.text.tokenizer import normaliser_of
+from tasks.text.tokenizer import reading_of
 
 BLOCK = 1 << 24  # bytes of sequences that are read at once
 WINDOW = 1 << 26  # bytes of sequences that are put in order at once
@@ -41,7 +41,7 @@ def blocks_of(parts: list[np.memmap], rows: Rows) -> Iterator[np.ndarray]:
 def keys_by_stops(parts: list[np.memmap], rows: Rows, tokenizer: Tokenizer) -> np.ndarray:
     """How many tokens of each sequence are not full stops: with as many tokens, more stops mean shorter sentences."""
     number_of = tokenizer.get_vocab()
-    if normaliser_of(tokenizer).characters == "ascii":
+    if reading_of(tokenizer).characters == "ascii":
         stops = [number_of["."]] if "." in number_of else []
     else:  # marks of any script
         stops = [number for entry, number in number_of.items() if STOP.fullmatch(entry)]

@@ -23,6 +23,8 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from tokenizers.models import WordPiece
 
 from model.errors import InputError, explain_errors
+from model.settings import SPECIALS as IDS
+from model.settings import Specials
 from tasks.text import words
 from tasks.text.wordpiece import CONTINUES, LONGEST_WORD, NONE, WordPieces
 from tasks.text.words import ASCII, Normaliser
@@ -30,8 +32,8 @@ from tasks.text.words import ASCII, Normaliser
 if TYPE_CHECKING:
     from model.heldout import Heldout
 
-SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their ids are their places
-PAD, UNK, CLS, SEP, MASK = range(len(SPECIALS))
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their ids in cram's vocabularies are their places
+PAD, UNK, CLS, SEP, MASK = IDS
 FILES = ("tokenizer.json", "tokenizer_config.json")
 # the characters that the normaliser keeps, except white space: printable ASCII without capitals
 ALPHABET = sorted(set(string.printable) - set(string.whitespace) - set(string.ascii_uppercase))
@@ -84,12 +86,17 @@ def tokenizer_of(model: WordPiece, how: Normaliser = ASCII) -> Tokenizer:
     tokenizer.normalizer = normalizer(how)
     tokenizer.pre_tokenizer = pre_tokenizer(how)
     tokenizer.decoder = decoders.WordPiece()
+    frame_inputs(tokenizer, IDS, second=0)
+    return tokenizer
+
+
+def frame_inputs(tokenizer: Tokenizer, specials: Specials, second: int = 1) -> None:
+    """Make it add special tokens: [CLS] A [SEP], [CLS] A [SEP] B [SEP]. `second`: the type of the second text."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B [SEP]",
-        special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
+        pair=f"[CLS] $A [SEP] $B:{second} [SEP]:{second}",
+        special_tokens=[("[CLS]", specials.cls), ("[SEP]", specials.sep)],
     )
-    return tokenizer
 
 
 def normaliser_of(tokenizer: Tokenizer) -> Normaliser:
@@ -105,6 +112,37 @@ def normaliser_of(tokenizer: Tokenizer) -> Normaliser:
     if not is_ours:
         raise InputError("The tokenizer is not a vocabulary of cram: it normalises or divides text in another way.")
     return how
+
+
+def is_trained_here(tokenizer: Tokenizer) -> bool:
+    """Whether it is a vocabulary of cram, not another program's."""
+    try:
+        normaliser_of(tokenizer)
+    except InputError:
+        return False
+    return specials_of(tokenizer) == IDS
+
+
+def reading_of(tokenizer: Tokenizer) -> Normaliser:
+    """Which characters a tokenizer reads. Of another program's, the nearest: all, perhaps in lower case."""
+    if is_trained_here(tokenizer):
+        return normaliser_of(tokenizer)
+    lowercase = tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a"
+    return Normaliser(characters="unicode", form="NFC", lowercase=lowercase)
+
+
+def specials_of(tokenizer: Tokenizer) -> Specials:
+    """The ids of its special tokens. Raises InputError if it isn't WordPiece, or lacks one of them."""
+    number_of = tokenizer.get_vocab()
+    kind = type(tokenizer.model).__name__
+    missing = [special for special in SPECIALS if special not in number_of]
+    if kind != "WordPiece" or missing:
+        lacks = f" without {', '.join(missing)}" if missing else ""
+        raise InputError(
+            f"The tokenizer is {kind}{lacks}; expected WordPiece with {', '.join(SPECIALS)}, as BERT has. Choose "
+            "another model, or train one from scratch."
+        )
+    return Specials(*(number_of[special] for special in SPECIALS))
 
 
 def likely_normaliser(tokenizer: Tokenizer) -> Normaliser:
@@ -130,10 +168,13 @@ def has_state(theirs: Any, own: Any) -> bool:
     return theirs is not None and theirs.__getstate__() == own.__getstate__()
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files that transformers expects."""
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, has_types: bool = False) -> None:
+    """Write the files that transformers expects. `has_types`: whether the model tells the second text of a pair."""
     (folder / FILES[0]).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     pad, unknown, begin, separator, mask = SPECIALS
+    inputs = ["input_ids", "attention_mask"]
+    if has_types:
+        inputs.insert(1, "token_type_ids")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -142,9 +183,15 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "cls_token": begin,
         "sep_token": separator,
         "mask_token": mask,
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": inputs,
     }
     (folder / FILES[1]).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_files(source: Path, folder: Path) -> None:
+    """Copy a tokenizer."""
+    for file in FILES:
+        shutil.copyfile(source / file, folder / file)
 
 
 def copy_tokenizer(source: Path, folder: Path, length: int) -> None:
@@ -200,6 +247,53 @@ class Encoded(NamedTuple):
     ends: np.ndarray  # (texts,) int64
 
 
+class LibraryEncoder:
+    """Encodes texts by `tokenizers`, without special tokens: for the tokenizer of another program's model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.how = reading_of(tokenizer)
+        self.specials = specials_of(tokenizer)
+        self.type = type_of_ids(tokenizer)
+        self.unknown: Counter[str] = Counter()  # words that were encoded as [UNK]; the beginning of long ones
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        """The ids of the texts."""
+        ids: list[np.ndarray] = [np.zeros(0, self.type)]
+        ends = []
+        before = 0
+        for some, is_last in portions(texts):
+            encodings = self.tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            of_pieces = [np.array(encoding.ids, dtype=self.type) for encoding in encodings]
+            sizes = np.array([len(of_piece) for of_piece in of_pieces], dtype=np.int64)
+            edges = np.cumsum(sizes) + before
+            ids.extend(of_pieces)
+            ends.append(edges[is_last])
+            before += int(sizes.sum())
+            for piece, of_piece in zip(some, of_pieces, strict=True):
+                if self.specials.unk in of_piece:
+                    self.unknown.update(word[: LONGEST_WORD + 1] for word in self.unknown_in(piece))
+        return Encoded(np.concatenate(ids), np.concatenate(ends))
+
+    def unknown_in(self, text: str) -> list[str]:
+        """The words of a text that are [UNK], as often as they are."""
+        ids, spans = encode(text, self.tokenizer)
+        is_unknown = ids == self.specials.unk
+        begins = spans.begins[is_unknown].tolist()
+        ends = spans.ends[is_unknown].tolist()
+        return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+    def tokens(self, texts: list[str]) -> np.ndarray:
+        """(texts,) the number of tokens of each text; a word longer than LONGEST_WORD counts as its characters."""
+        ids, ends = self(texts)
+        tokens = np.diff(ends, prepend=0)
+        for number, of_text in enumerate(np.split(ids, ends[:-1])):
+            if self.specials.unk in of_text:
+                sizes = [len(word) for word in self.unknown_in(texts[number])]
+                tokens[number] += sum(size - 1 for size in sizes if size > LONGEST_WORD)
+        return tokens
+
+
 class Encoder:
     """Encodes texts as the tokenizer does, without special tokens, but divides every different word only once.
 
@@ -209,6 +303,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.how = normaliser_of(tokenizer)
+        self.specials = IDS
         self.pieces = WordPieces(tokenizer.get_vocab())
         self.type = type_of_ids(tokenizer)
         self.unknown: Counter[str] = Counter()  # words that were encoded as [UNK]; the beginning of long ones
@@ -292,15 +387,18 @@ class Encoder:
         return np.diff(np.concatenate(ends), prepend=0)
 
 
-def encoder_of(folder: Path) -> Encoder:
+def encoder_of(folder: Path) -> Encoder | LibraryEncoder:
     """The encoder of a vocabulary. A worker keeps it from part to part, since it then knows most words."""
     about = (folder / FILES[0]).stat()
     return _encoder(folder, about.st_mtime_ns, about.st_ino, threading.get_ident())
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(folder: Path, *_: int) -> Encoder:
-    return Encoder(load_tokenizer(folder))
+def _encoder(folder: Path, *_: int) -> Encoder | LibraryEncoder:
+    tokenizer = load_tokenizer(folder)
+    if is_trained_here(tokenizer):
+        return Encoder(tokenizer)
+    return LibraryEncoder(tokenizer)
 
 
 def portions(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
@@ -384,17 +482,17 @@ def heldout_of(
     texts: Iterable[str],
     tokenizer: Tokenizer,
     length: int,
-    unknown: int = UNK,
-    separator: int = SEP,
-    pad: int = PAD,
+    specials: Specials | None = None,
     begin: int | None = None,
 ) -> "Heldout":
     """The texts as held-out documents: one after another in sequences of `length`, each with its separator.
 
-    `begin`: an id before each document, which is not predicted.
+    `specials`: ids of the tokenizer's special tokens, if they have other names than BERT's; `begin`: an id before each
+    document, which is not predicted.
     """
     from model.heldout import SIZES, Heldout  # loads torch, which encoding doesn't need
 
+    specials = specials or specials_of(tokenizer)
     kind = type_of_ids(tokenizer)
     before_each = [] if begin is None else [begin]
     ids = [np.zeros(0, kind)]
@@ -402,13 +500,13 @@ def heldout_of(
     sizes = [np.zeros((0, len(SIZES)), np.int64)]
     words_before = 0
     for text in texts:
-        of_text, numbers, of_sizes = divide_text(text, tokenizer, unknown)
-        ids.append(np.concatenate([before_each, of_text, [separator]]))
+        of_text, numbers, of_sizes = divide_text(text, tokenizer, specials.unk)
+        ids.append(np.concatenate([before_each, of_text, [specials.sep]]))
         owners.append(np.concatenate([[-1] * len(before_each), numbers + words_before, [-1]]))
         sizes.append(np.array([of_sizes], dtype=np.int64))
         words_before += of_sizes[SIZES.index("words")]
     return Heldout(
-        in_sequences(np.concatenate(ids).astype(kind), length, pad),
+        in_sequences(np.concatenate(ids).astype(kind), length, specials.pad),
         in_sequences(np.concatenate(owners).astype(np.int32), length, -1),
         np.concatenate(sizes),
     )
