@@ -10,7 +10,17 @@ from flows import disk
 from flows.execute import execute
 from flows.logs import configure
 from flows.plan import Plan
-from flows.recipes.recipe import Override, Recipe, RecipeName, StageName, Use, resolve, unused_fields, without_empty
+from flows.recipes.recipe import (
+    Override,
+    Recipe,
+    RecipeName,
+    StageName,
+    Use,
+    refuse_without_start,
+    resolve,
+    unused_fields,
+    without_empty,
+)
 from tasks.decontaminate import decontaminate
 from tasks.deduplicate import deduplicate
 from tasks.download import download
@@ -49,6 +59,8 @@ def pipeline(r: Recipe) -> Artifact:
 
 def plan_run(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
     """The plan of a run, not yet checked."""
+    if "pretrain" not in use:
+        refuse_without_start(recipe, override)
     r = resolve(recipe, override)
     plan = Plan(until, use, refresh)
     if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts

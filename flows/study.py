@@ -12,7 +12,7 @@ from flows import disk
 from flows.cram import pipeline, run_name, warn_of_unused
 from flows.execute import carry_out, execute
 from flows.plan import Plan, Step
-from flows.recipes.recipe import Override, Recipe, RecipeName, without_empty
+from flows.recipes.recipe import Override, Recipe, RecipeName, refuse_without_start, without_empty
 from flows.recipes.study_runs import StudyRun, operations_per_token, resolve_study
 from model.errors import InputError
 from model.wording import counted, duration
@@ -79,6 +79,7 @@ def plan_study(study: str, recipe: str | None, override: dict, seeds: int, scale
     """The plan of a study, not yet checked."""
     override = without_empty(override)
     about, runs = resolve_study(study, recipe, override, seeds, scale, until)
+    refuse_without_start(about.recipe, override)
     plan = Plan(until, {}, [])
     pages = []
     for run in runs:

@@ -12,7 +12,7 @@ from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel
 
 from flows.cram import checked_plan, cram
-from flows.recipes.deltas import DELTAS
+from flows.recipes.deltas import DELTAS, NAMED
 from flows.recipes.recipe import RECIPES, STAGES, resolve, without_empty
 from flows.recipes.rules import tuned
 from flows.recipes.study_runs import operations_per_token
@@ -23,7 +23,7 @@ from model.settings import Training
 from tasks.glue.table import GLUE
 from tasks.text.words import Normaliser
 
-FULL = [name for name in DELTAS if name != "demo" and not name.startswith("pocket")]
+FULL = [*NAMED]
 
 
 def leaves(value: BaseModel | dict, above: str = "") -> dict:

@@ -10,10 +10,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
-from flows.recipes.deltas import DELTAS
+from flows.recipes.deltas import ADAPTS, DELTAS
 from flows.recipes.rules import LIMITS, reads_files
 from flows.summary import check_name, did_you_mean
 from model.errors import InputError
+from model.layouts import STARTS
+from model.settings import Architecture
 from tasks import adopt
 from tasks.decontaminate import Decontaminate
 from tasks.deduplicate import Deduplicate
@@ -24,7 +26,8 @@ from tasks.glue.own import TAGS, Definition, definitions_in
 from tasks.measure import Measure
 from tasks.pretrain import Pretrain
 from tasks.report import Report
-from tasks.text.tokenizer import load_tokenizer, normaliser_of
+from tasks.store.artifacts import Artifact
+from tasks.text.tokenizer import is_trained_here, load_tokenizer, reading_of
 from tasks.text.words import ASCII
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
@@ -210,6 +213,15 @@ def resolve(name: str, override: dict) -> Recipe:
     return recipe_of(DELTAS[name], override)
 
 
+def refuse_without_start(name: str, override: dict) -> None:
+    """Raise InputError if a recipe begins from a model and the override names none."""
+    if name in ADAPTS and not override.get("pretrain", {}).get("start"):
+        raise InputError(
+            f"Recipe {name} continues the training of a model, and pretrain.start names none. Name a folder, a model "
+            "of the Hugging Face hub such as google-bert/bert-base-uncased, or one that `cram ls pretrain` lists."
+        )
+
+
 def unused_fields(name: str, override: dict, reached: set[str]) -> list[str]:
     """The overridden fields, as STAGE.FIELD, of stages that a run doesn't reach and without which it does the same.
 
@@ -239,7 +251,7 @@ def recipe_of(delta: dict, override: dict) -> Recipe:
         recipe = Recipe.model_validate(merge(Recipe().model_dump(), changes))
     except ValidationError as error:
         raise InputError(sentences_of(error)) from error
-    recipe = begin_from_model(recipe, override.get("vocabulary", {}))
+    recipe = begin_from_model(recipe, override)
     recipe = change_stage(recipe, "decontaminate", **searched_data(recipe))
     if recipe.measure.normaliser == ASCII:  # what measures a document reads what the vocabulary will read
         recipe = change_stage(recipe, "measure", normaliser=recipe.vocabulary.normaliser())
@@ -266,24 +278,41 @@ def searched_data(recipe: Recipe) -> dict[str, Any]:
 
 
 def begin_from_model(recipe: Recipe, asked: dict) -> Recipe:
-    """The recipe with the vocabulary of the model that it begins from. `asked`: the user's changes to that."""
+    """The recipe with the vocabulary and the architecture of the model that it begins from. `asked`: the override."""
     name = recipe.pretrain.start or recipe.vocabulary.start
     if not name:
         return recipe
-    model = adopt.find_model(name, masked=bool(recipe.pretrain.start))
+    model = adopt.find_model(name, heads=STARTS if recipe.pretrain.start else None)
     tokenizer = load_tokenizer(model.path)
-    theirs = {"entries": tokenizer.get_vocab_size()} | normaliser_of(tokenizer).model_dump(exclude={"alphabet"})
+    theirs = {"entries": tokenizer.get_vocab_size()} | reading_of(tokenizer).model_dump(exclude={"alphabet"})
+    refuse_changes(f"The vocabulary of {name}", "vocabulary", asked.get("vocabulary", {}), theirs)
+    recipe = change_stage(recipe, "vocabulary", **theirs, start=model.name)
+    if not is_trained_here(tokenizer):
+        recipe = change_stage(recipe, "measure", start=model.name)
+    if recipe.pretrain.start:
+        architecture = architecture_of(recipe, model, asked)
+        recipe = change_stage(recipe, "pretrain", start=model.name, architecture=architecture)
+    return recipe
+
+
+def architecture_of(recipe: Recipe, model: Artifact, asked: dict) -> Architecture:
+    """The architecture of the model that a recipe begins from. `asked`: the override, which may not contradict it."""
+    its = adopt.architecture_of(model).model_dump()
+    its["zero_outputs"] = recipe.pretrain.architecture.zero_outputs  # only says how weights begin
+    wanted = asked.get("pretrain", {}).get("architecture", {})
+    refuse_changes(f"The architecture of {recipe.pretrain.start}", "pretrain.architecture", wanted, its)
+    return Architecture(**its)
+
+
+def refuse_changes(what: str, path: str, asked: dict, theirs: dict) -> None:
+    """Raise InputError if the fields that are asked for aren't those of the model that a recipe begins from."""
     wrong = [
-        f"vocabulary.{field} is {asked[field]!r}, the model's is {of!r}"
+        f"{path}.{field} is {asked[field]!r}, the model's is {of!r}"
         for field, of in theirs.items()
         if asked.get(field, of) != of
     ]
     if wrong:
-        raise InputError(f"The vocabulary of {name} is taken unchanged, but {'; '.join(wrong)}. Omit these fields.")
-    recipe = change_stage(recipe, "vocabulary", **theirs, start=model.name)
-    if recipe.pretrain.start:
-        recipe = change_stage(recipe, "pretrain", start=model.name)
-    return recipe
+        raise InputError(f"{what} is taken unchanged, but {'; '.join(wrong)}. Omit these fields.")
 
 
 def sentences_of(error: ValidationError) -> str:

@@ -6,9 +6,9 @@ they may name another recipe that they start from.
 The first run of a study is the one that the others are compared with.
 """
 
-from flows.recipes.deltas import DETECTION, NAMED, WIKIPEDIA_AND_BOOKS
+from flows.recipes.deltas import DETECTION, NAMED, POCKETS, WIKIPEDIA_AND_BOOKS
 from flows.recipes.rules import DAY, tuned
-from model.settings import Architecture, Training
+from model.settings import Architecture, Finetuning, Training
 
 THE_RECIPE = "as the recipe"
 BASE: dict[str, dict] = {THE_RECIPE: {}}
@@ -37,6 +37,15 @@ NORMS = Architecture().model_dump(include={"norm_bias", "norm_eps", "first_norm"
 ADAMW = Training().model_dump(
     include={"optimizer", "learning_rate", "weight_decay", "beta2", "adam_eps", "batch_size", "batch_ramp"}
 )
+
+# `adapt`: the recipe with its own vocabulary and training, in place of the public model's
+FRONTIER = POCKETS["pocket-frontier"]
+FROM_SCRATCH: dict[str, dict] = {
+    "vocabulary": FRONTIER["vocabulary"],
+    "pretrain": {name: value for name, value in FRONTIER["pretrain"].items() if not name.startswith("budget")}
+    | {"start": ""},
+    "finetune": FRONTIER["finetune"] | Finetuning().model_dump(include={"epochs", "batch_size"}) | {"seeds": 3},
+}
 
 # `paper`: what is reproduced, or that nothing is; `published`: by run, figures or findings of the paper
 STUDIES: dict[str, dict] = {
@@ -292,5 +301,12 @@ STUDIES: dict[str, dict] = {
             "modern": {"recipe": "modern"},
             "frontier": {"recipe": "frontier"},
         },
+    },
+    "adapt": {
+        "about": "Should I pretrain at all? A public encoder as it is, the same adapted to your text, and a model from "
+        "scratch in the same time, on your own labels.",
+        "paper": "no part of it",
+        "recipe": "pocket-adapt",
+        "runs": {"as it is": training(budget=0), "adapted": {}, "from scratch": FROM_SCRATCH},
     },
 }
