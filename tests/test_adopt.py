@@ -250,7 +250,9 @@ def test_a_model_from_a_folder_is_finetuned_reported_and_measured_like_an_artifa
     finetuned = Artifact(stage="finetune", key=about["artifacts"][-1].split("/")[1])
     assert "adopted from a folder" in (finetuned.path / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
-    assert adopt.find_model("copy") == model, "the same model is the same artifact"
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    for place in ("copy", "elsewhere"):
+        assert adopt.find_model(place) == model, "the same model is the same artifact"
     assert [row["score"] for row in compare_scores(about, about)] == ["mine, accuracy"]
     found = evaluate.fn(Evaluate(), model, first["model"], [])
     own = first["model"].stats["heldout"]

@@ -31,7 +31,7 @@ def about(architecture: dict, **params) -> dict:
 def test_the_card_names_what_differs_from_the_papers_recipe():
     manifests = {manifest["stage"]: manifest for manifest in made_up_lineage().values()}
     download = {"source": {"books": 1}, "files": [["train.jsonl.zst", "0" * 64]] * 8, "only here": 5, "seed": 0}
-    manifests["download"] |= {"params": download, "usual": {"source": "pile", "files": [], "seed": 0}}
+    manifests["download"] |= {"params": download, "usual": {"source": "pile", "files": [], "seed": 0, "only usual": 1}}
     manifests["tokenize"] |= {"params": Tokenize(sort="random").identity(), "usual": Tokenize().usual()}
     text = card(about(CRAMMED, budget=1.5, learning_rate=2e-3), manifests)
     rows = {name.strip("`"): [cell.strip("`") for cell in row] for name, row in rows_of(text).items()}

@@ -60,6 +60,7 @@ def test_each_table_of_an_artifact_opens_by_its_name(made):
     assert filtered == made["filter"]
     assert (filtered.frame("measured").verdict == "kept").sum() == len(filtered.frame()) == filtered.stats["documents"]
     assert "source" in filtered.frame("sources")
+    assert "k" not in filtered.frame(), "of a folder k=v in the path"
     assert len(find("vocabulary").frame("entries")) == 400
     assert len(find("finetune").frame("predictions"))
     assert isinstance(find("pretrain").frame("metrics"), pd.DataFrame)
