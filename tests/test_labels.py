@@ -84,6 +84,11 @@ def test_lists_of_classes_named_0_and_1_stay_lists(tmp_path: Path, given: list):
     assert not [note for note in data.notes if "vectors" in note]
 
 
+def test_lists_of_one_class_named_0_or_1_are_no_vectors(tmp_path: Path):
+    data = read(write_rows(tmp_path / "a.jsonl", rows_with([["0"], ["1"]] * 20)), kind="multilabel")
+    assert classes_by_text(data) == {f"t {i}": [str(i % 2)] for i in range(40)}
+
+
 def test_validation_is_read_as_training_is_though_its_vectors_alone_may_be_lists(tmp_path: Path):
     write_rows(tmp_path / "train.jsonl", rows_with(VECTORS.tolist()))
     write_rows(tmp_path / "validation.jsonl", [{"text": "v", "label": [0, 1, 0, 0]}])
