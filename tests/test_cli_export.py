@@ -86,11 +86,11 @@ def assert_refused(named: str, *arguments: object) -> None:
 # What a folder has
 
 
-@pytest.mark.parametrize(("name", "code"), [("own", ["--with-code"]), ("tuned", [])])
-def test_nothing_of_the_text_the_files_or_the_paths_is_in_an_export(made, name: str, code: list, tmp_path: Path):
-    ran("export", made[name].name, tmp_path / "out", *code)
+@pytest.mark.parametrize(("name", "options"), [("own", []), ("tuned", ["--without-code"])])
+def test_nothing_of_the_text_the_files_or_the_paths_is_in_an_export(made, name: str, options: list, tmp_path: Path):
+    ran("export", made[name].name, tmp_path / "out", *options)
     files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert set(files) == MODEL | (CODE if code else set())
+    assert set(files) == (MODEL if options else MODEL | CODE)
     assert files["model.safetensors"] == (made[name].path / "model.safetensors").read_bytes()
     held_out = pq.read_table(made["own"].path / HELDOUT_TEXT)["text"].to_pylist()
     telling = [FOLDER, FILE, "toy.jsonl", "confidential", str(tmp_path), *held_out]
@@ -119,14 +119,10 @@ def test_the_card_has_the_scores_of_the_newest_report_of_this_very_model(made, t
     assert ModelCard((tmp_path / "b" / "README.md").read_text()).data.eval_results is None
 
 
-def opened_without_cram(home: Path, asked: list[tuple[Path, str, bool]]) -> list[list | str]:
-    """The answers of transformers' classes, or the errors, in a process that can't import cram.
-
-    `asked`: folders, names of classes, and whether code of the folder is trusted.
-    """
+def opened_without_cram(home: Path, lines: list[str]) -> list[list | str]:
+    """The answers of the models that these lines of Python open, or the errors, in a process that can't import cram."""
     env = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    models = json.dumps([(str(folder), name, trust) for folder, name, trust in asked])
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_CRAM % IDS, models]
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_CRAM % IDS, json.dumps(lines)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -142,9 +138,9 @@ class Nowhere:
 sys.meta_path.insert(0, Nowhere())
 import torch, transformers
 answers = []
-for folder, name, trust in json.loads(sys.argv[1]):
+for line in json.loads(sys.argv[1]):
     try:
-        model = getattr(transformers, name).from_pretrained(folder, **({"trust_remote_code": True} if trust else {}))
+        exec(line)
         ids = torch.tensor(%s)
         with torch.no_grad():
             answers.append(model(input_ids=ids, attention_mask=(ids != 0).long())[0].tolist())
@@ -155,30 +151,52 @@ print(json.dumps(answers))
 """
 
 
-def test_without_cram_transformers_opens_models_with_their_code_if_it_is_trusted(made, tmp_path: Path, transformers):
-    masked, tuned, plain = (tmp_path / name for name in ("masked", "tuned", "plain"))
-    ran("export", made["own"].name, masked, "--with-code")
-    ran("export", made["tuned"].name, tuned, "--with-code")
-    ran("export", made["own"].name, plain)
-    masked_lm, classifier = "AutoModelForMaskedLM", "AutoModelForSequenceClassification"
+def test_the_last_line_of_an_export_opens_the_model_without_cram_if_its_code_is_trusted(
+    made, tmp_path: Path, transformers
+):
+    def last_line(name: str, *options: str) -> str:
+        folder = tmp_path / "".join([name, *options])
+        done = CliRunner().invoke(app, ["export", made[name].name, str(folder), *options])
+        return done.stdout.splitlines()[-1]
+
+    masked, classifier, modern = map(last_line, ("own", "tuned", "modern"))
+    untrusted = masked.replace(", trust_remote_code=True", "")
+    plain = last_line("own", "--without-code")
+    lacking = plain.removeprefix("import model.hf; ")
     # the first two before any code is trusted
-    asked = [(masked, masked_lm, False), (plain, masked_lm, True), (tuned, classifier, True), (masked, masked_lm, True)]
-    untrusted, lacking, classes, tokens = opened_without_cram(tmp_path / "cache", asked)
+    answers = opened_without_cram(tmp_path / "cache", [untrusted, lacking, plain, classifier, masked, modern])
+    refused, unknown, not_installed, classes, tokens, modern_tokens = answers
     ids = torch.tensor(IDS)
     with torch.no_grad():
-        bert = export.load(masked).eval()
-        np.testing.assert_allclose(tokens[0], bert.logits(bert.encode(ids, padded=True))[0], rtol=1e-5, atol=2e-5)
-        ours = getattr(transformers, classifier).from_pretrained(made["tuned"].path).eval()
+        for name, scores in (("own", tokens), ("modern", modern_tokens)):
+            bert = export.load(tmp_path / name).eval()
+            np.testing.assert_allclose(scores[0], bert.logits(bert.encode(ids, padded=True))[0], rtol=1e-5, atol=2e-5)
+        ours = transformers.AutoModelForSequenceClassification.from_pretrained(made["tuned"].path).eval()
         expected = ours(input_ids=ids, attention_mask=(ids != 0).long()).logits
         np.testing.assert_allclose(classes, expected, rtol=1e-5, atol=2e-5)
-    assert "trust_remote_code=True" in untrusted
-    assert lacking.startswith("ValueError")
-    assert "`cram`" in lacking
-    card = (masked / "README.md").read_text()
-    assert 'model="FOLDER", trust_remote_code=True' in card
-    assert "import model.hf" not in card
-    assert "import model.hf" in (plain / "README.md").read_text()
-    assert "auto_map" not in (plain / "config.json").read_text()
+    assert "trust_remote_code=True" in refused
+    assert unknown.startswith("ValueError")
+    assert "`cram`" in unknown
+    assert not_installed.startswith("ModuleNotFoundError")
+    opened: dict = {}
+    exec(plain, opened)
+    assert type(opened["model"]).__name__ == "CramForMaskedLM"
+
+
+def test_a_card_says_what_trust_remote_code_runs(made, tmp_path: Path):
+    cards = {}
+    for name, option in (("own", ""), ("plain", "--without-code"), ("modern", "--with-code")):
+        model = made["modern" if name == "modern" else "own"]
+        said = ran("export", model.name, tmp_path / name, *filter(None, [option]))
+        cards[name] = (tmp_path / name / "README.md").read_text()
+        assert ("no code to add" in said) == (name == "modern")
+    assert 'model="FOLDER", trust_remote_code=True' in cards["own"]
+    assert re.search("trust_remote_code=True` lets transformers run.*`hf.py` and `layers.py`", cards["own"])
+    assert "import model.hf" not in cards["own"]
+    assert "import model.hf" in cards["plain"]
+    assert "auto_map" not in (tmp_path / "plain" / "config.json").read_text()
+    assert "trust_remote_code" not in cards["plain"] + cards["modern"]
+    assert {path.name for path in (tmp_path / "modern").iterdir()} == MODEL
 
 
 def test_the_code_that_travels_has_a_class_for_every_auto_class_that_knows_one(transformers):
@@ -242,7 +260,7 @@ def test_an_export_is_for_sentence_transformers_and_onnxruntime_too(made, name: 
 
 def test_a_model_is_named_by_its_key_or_the_start_of_one(made, tmp_path: Path):
     for name in ("own", "tuned"):
-        ran("export", made[name].key[:6], tmp_path / name)
+        ran("export", made[name].key[:6], tmp_path / name, "--without-code")
         assert (tmp_path / name / "config.json").read_bytes() == (made[name].path / "config.json").read_bytes()
     shutil.copytree(made["own"].path, other := tmp_path / "other")
     (other / "stage.json").unlink()
@@ -251,7 +269,6 @@ def test_a_model_is_named_by_its_key_or_the_start_of_one(made, tmp_path: Path):
     assert_refused("No complete", "export", made["report"].key, out)
     assert_refused("two stages", "export", "", out)
     assert_refused("stage.json", "export", other, out)
-    assert_refused(r"modernbert.*Omit --with-code", "export", made["modern"].name, out, "--with-code")
     assert not out.exists()
 
 
@@ -278,7 +295,7 @@ def test_a_folder_that_lacks_a_file_of_its_manifest_is_refused_and_what_is_besid
     (there / "model.safetensors.bak").write_text("mine")
     (there / "model-mine.safetensors").symlink_to("/etc/passwd")
     ran("export", there, tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == MODEL
+    assert {path.name for path in (tmp_path / "out").iterdir()} == MODEL | CODE
     (there / "tokenizer.json").unlink()
     assert_refused("has no tokenizer.json", "export", there, tmp_path / "new")
     assert_refused("has no tokenizer.json", "push", there, "me/own", "--dry-run")
@@ -304,7 +321,7 @@ def test_an_export_that_fails_leaves_nothing(made, tmp_path: Path, monkeypatch, 
     assert [path.name for path in out.parent.rglob("*")] == (["out"] if is_there else [])
     monkeypatch.undo()
     ran("export", made["own"].name, out)
-    assert {path.name for path in out.iterdir()} == MODEL
+    assert {path.name for path in out.iterdir()} == MODEL | CODE
 
 
 def test_a_folder_with_anything_in_it_stays_as_it_is(made, tmp_path: Path):
@@ -456,11 +473,13 @@ def examples(*cards: str) -> list[str]:
 def test_a_push_is_private_and_has_the_listed_files_whose_cards_code_runs_as_it_stands(made, hub: Hub):
     listed = ran("push", made["own"].name, "me/own", "--checkpoints", "--license", "mit")
     ran("push", made["modern"].name, "me/modern", "--public")
-    ran("push", made["tuned"].name, "me/tuned")
+    said = ran("push", made["tuned"].name, "me/tuned", "--without-code")
+    assert "\nimport model.hf; from transformers import AutoModelForSequenceClassification; model" in said
+    assert '.from_pretrained("me/tuned")' in said
     assert hub.private == {"me/own": True, "me/modern": False, "me/tuned": True}
     sizes = {name: int(size.replace(",", "")) for size, name in re.findall(r"^ +([\d,]+)  (.+)$", listed, re.MULTILINE)}
     tenths = [f"budget-{percent}" for percent in range(10, 100, 10)]
-    assert sizes.keys() == MODEL | {f"{branch}: {name}" for branch in tenths for name in MODEL}
+    assert sizes.keys() == MODEL | CODE | {f"{branch}: {name}" for branch in tenths for name in MODEL | CODE}
     for branch, files in hub.branches["me/own"].items():
         prefix = "" if branch == "main" else f"{branch}: "
         assert {prefix + name: len(content) for name, content in files.items() if name != ".gitattributes"} == {
@@ -482,13 +501,13 @@ def test_a_push_is_private_and_has_the_listed_files_whose_cards_code_runs_as_it_
 
 def test_a_second_push_uploads_what_differs_and_deletes_only_files_of_a_former_push(made, hub: Hub):
     name = made["own"].name
-    ran("push", name, "me/own", "--with-code")
+    ran("push", name, "me/own")
     assert {path.partition(":")[2] for path in hub.sent} == MODEL | CODE
     hub.sent.clear()
-    assert "main: unchanged" in ran("push", name, "me/own", "--with-code")
+    assert "main: unchanged" in ran("push", name, "me/own")
     assert not hub.sent
     hub.branches["me/own"]["main"] |= PARTS | {"notes.txt": b"mine"}
-    said = ran("push", name, "me/own", "--public")
+    said = ran("push", name, "me/own", "--public", "--without-code")
     assert "private, as it was before" in said
     assert set(hub.sent) == {"main:README.md", "main:config.json"}
     assert hub.branches["me/own"]["main"].keys() == MODEL | {"notes.txt", ".gitattributes"}

@@ -74,7 +74,10 @@ def test_every_command_of_the_manuals_exists():
     click = typer.main.get_command(app)
     used = re.findall(r"\.venv/bin/cram ([a-z][\w-]*)", ALL)
     assert set(used) == set(click.commands) - {"up", "down"}  # which are make's
-    options = {name: {option for p in command.params for option in p.opts} for name, command in click.commands.items()}
+    options = {
+        name: {option for p in command.params for option in p.opts + p.secondary_opts}
+        for name, command in click.commands.items()
+    }
     for name, rest in re.findall(r"\bcram ([\w-]+)\b([^#`|\n]*)", ALL):
         if name in options:
             assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= options[name], rest

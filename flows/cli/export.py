@@ -1,5 +1,6 @@
 """`cram export` and `cram push`: a model for others, without what its artifact has of text and of input files."""
 
+import json
 import re
 import shutil
 import tempfile
@@ -25,8 +26,13 @@ Model = Annotated[
     str, typer.Argument(metavar="KEY", help="Model: pretrain/KEY, finetune/KEY, a key, its start, or `latest`.")
 ]
 WithCode = Annotated[
-    bool,
-    typer.Option("--with-code", help="Add the model's code, for trust_remote_code=True where cram is not installed."),
+    bool | None,
+    typer.Option(
+        "--with-code/--without-code",
+        help="Add the code of the model's classes, so that it opens without cram, by trust_remote_code=True. "
+        "Default: if transformers doesn't have its layout.",
+        show_default=False,
+    ),
 ]
 Licence = Annotated[
     str,
@@ -47,20 +53,22 @@ Onnx = Annotated[bool, typer.Option("--onnx", help="Add onnx/model.onnx, for onn
 def export(
     model: Model,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; absent or empty.")],
-    with_code: WithCode = False,
+    with_code: WithCode = None,
     licence: Licence = "",
     embeds: Embeds = False,
     onnx: Onnx = False,
 ) -> None:
     """Write a folder to publish: weights, config, tokenizer and card, with a pretrained model's newest scores.
 
-    It contains nothing of the text or of the names of input files, which are in an artifact's own folder.
+    It contains nothing of the text or of the names of input files, which are in an artifact's own folder. The last
+    line that is printed is the Python that opens it.
     """
     from tasks.reports.model_card import Published
     from tasks.reports.model_folder import write_folder
 
-    source = find_source(model, with_code)
-    how = Published(with_code, licence=licence, embeds=embeds, onnx=onnx)
+    source = find_source(model)
+    has_code = needs_code(source) and with_code is not False
+    how = Published(has_code, licence=licence, embeds=embeds, onnx=onnx)
     card, about_scores = card_of(source, how)
     folder = folder.resolve()
     try:
@@ -73,7 +81,9 @@ def export(
         raise InputError(
             f"{folder} can't be written: {error.strerror}. Name another folder, or free some space."
         ) from error
-    say(f"{folder}: {', '.join(sizes_in(folder))}. {about_scores}{about_class(source, with_code)}")
+    say(f"{folder}: {', '.join(sizes_in(folder))}. {about_scores}")
+    say(about_class(source, has_code, with_code))
+    say(python_line(source, str(folder), has_code))
 
 
 def push(
@@ -86,7 +96,7 @@ def push(
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Also push its weights at tenths of the budget, a branch each.")
     ] = False,
-    with_code: WithCode = False,
+    with_code: WithCode = None,
     licence: Licence = "",
     embeds: Embeds = False,
     onnx: Onnx = False,
@@ -99,26 +109,28 @@ def push(
 
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository, re.ASCII):
         raise InputError(f"{repository!r} is not the name of a model on the hub. Expected OWNER/NAME.")
-    source = find_source(model, with_code)
+    source = find_source(model)
+    has_code = needs_code(source) and with_code is not False
     percents = source.percents() if checkpoints else []
     if checkpoints and not percents:
         raise InputError(
             f"{source.name} has no weights at tenths of its budget. Train it with CRAM_KEEP_TENTHS=1 (and --refresh "
             "pretrain), or omit --checkpoints."
         )
-    main = Published(with_code, repository, 0, tuple(percents), licence, embeds, onnx)
+    main = Published(has_code, repository, 0, tuple(percents), licence, embeds, onnx)
     branches = [main, *(main._replace(percent=percent, onnx=False) for percent in percents)]
     with tempfile.TemporaryDirectory(prefix="cram-push-") as scratch:
         folders = {}
         for how in branches:
             folders[how.branch] = Path(scratch, how.branch)
             about_scores = write_and_list(folders[how.branch], source, how)
-        say(f"{about_scores}{about_class(source, with_code)}")
+        say(f"{about_scores} {about_class(source, has_code, with_code)}")
         print_terms(source, licence)
         if dry_run:
             say(f"Nothing was pushed to {repository}, since this is a dry run.")
         else:
             upload(source.name, repository, folders, public)
+            say(python_line(source, repository, has_code))
 
 
 def print_terms(source: "Source", licence: str) -> None:
@@ -129,8 +141,8 @@ def print_terms(source: "Source", licence: str) -> None:
     say(f"Terms of the text: {terms}. Licence of the model: {licence or 'not set (--license)'}.")
 
 
-def find_source(name: str, with_code: bool) -> "Source":
-    """The model of that name. Raises InputError for a folder without a manifest, or if the model needs no code."""
+def find_source(name: str) -> "Source":
+    """The model of that name. Raises InputError for a folder without a manifest."""
     from tasks.reports.model_folder import Source
     from tasks.store.artifacts import LINEAGE, artifacts_of
     from tasks.store.manifests import MANIFEST
@@ -146,10 +158,6 @@ def find_source(name: str, with_code: bool) -> "Source":
     config = read_json(folder / "config.json")
     if not about:
         raise InputError(f"{name} is not an artifact: it has no {MANIFEST}. Expected a KEY.")
-    if with_code and config["model_type"] != "cram":
-        raise InputError(
-            f"{name} is a {config['model_type']}, which transformers opens without further code. Omit --with-code."
-        )
     return Source(f"{about['stage']}/{about['key']}", folder, about, read_json(folder / LINEAGE), config)
 
 
@@ -185,12 +193,34 @@ def newest_report(source: "Source") -> "tuple[Artifact | None, list[Artifact]]":
     return None, []
 
 
-def about_class(source: "Source", with_code: bool) -> str:
-    """A sentence, after a space, about what transformers needs to open the model; empty if it has the class."""
-    if source.config["model_type"] != "cram":
-        return ""
-    needs = "with trust_remote_code=True" if with_code else "after `import model.hf`, where cram is installed"
-    return f" transformers has no class for its layout or head, and opens it {needs}."
+def needs_code(source: "Source") -> bool:
+    """Whether transformers doesn't have the model's layout, so that it needs the code of cram's classes."""
+    return source.config["model_type"] == "cram"
+
+
+def about_class(source: "Source", has_code: bool, asked: bool | None) -> str:
+    """A sentence about what transformers needs to open the model. `asked`: whether its code was asked for."""
+    if not needs_code(source):
+        nothing = ", so there is no code to add" if asked else ""
+        return f"transformers has its layout ({source.config['model_type']}){nothing}."
+    lacks = "transformers has no class for its layout or head"
+    if has_code:
+        return f"{lacks}. hf.py and layers.py in the folder define it: trust_remote_code=True runs these two files."
+    return f"{lacks}, which `import model.hf` defines where cram is installed."
+
+
+def python_line(source: "Source", place: str, has_code: bool) -> str:
+    """The line of Python that opens the model. `place`: its folder, or its name on the hub."""
+    from tasks.reports.model_folder import auto_class
+
+    name = auto_class(source.config)
+    imports = ["from transformers import " + name]
+    arguments = json.dumps(place, ensure_ascii=False)
+    if has_code:
+        arguments += ", trust_remote_code=True"
+    elif needs_code(source):
+        imports.insert(0, "import model.hf")
+    return "; ".join([*imports, f"model = {name}.from_pretrained({arguments})"])
 
 
 def write_and_list(folder: Path, source: "Source", how: "Published") -> str:

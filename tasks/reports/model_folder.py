@@ -1,6 +1,7 @@
 """The folder of a model for others: weights, config, tokenizer and card, without what its artifact has of the text.
 
-On request it also has the code of the model's classes, what opens it in sentence-transformers, and the model in ONNX.
+It also has the code of the model's classes if transformers lacks them, and on request what opens it in
+sentence-transformers, and the model in ONNX.
 """
 
 import json
@@ -67,7 +68,7 @@ def write_folder(
     if how.embeds:
         write_modules(folder, config.get("hidden_size") or config["hidden"])
     if how.onnx:
-        write_onnx(folder, config["architectures"][0])
+        write_onnx(folder, auto_class(config))
 
 
 def files_to_place(source: Source, how: Published) -> list[Path]:
@@ -95,6 +96,12 @@ def auto_map() -> dict[str, dict]:
     return {"auto_map": {"AutoConfig": "hf.CramConfig"} | classes}
 
 
+def auto_class(config: dict) -> str:
+    """The Auto class of transformers that opens a model with this config.json, with its head."""
+    _, head, task = config["architectures"][0].partition("For")
+    return f"AutoModel{head}{task}"
+
+
 def write_modules(folder: Path, width: int) -> None:
     """Write what opens a model in sentence-transformers: its encoder, then the mean of the states of this width."""
     pooling_folder = Path(POOLING).parent.name
@@ -109,8 +116,8 @@ def write_modules(folder: Path, width: int) -> None:
     (folder / POOLING).write_text(json.dumps(pooling, indent=2) + "\n", encoding="utf-8")
 
 
-def write_onnx(folder: Path, architecture: str) -> None:
-    """Write the model in the folder for onnxruntime, for texts of any number and length."""
+def write_onnx(folder: Path, class_name: str) -> None:
+    """Write the model for onnxruntime, for texts of any number and length. `class_name`: its Auto class."""
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
@@ -120,8 +127,7 @@ def write_onnx(folder: Path, architecture: str) -> None:
 
     import model.hf  # noqa: F401
 
-    head = architecture[architecture.index("For") :]
-    model_class = getattr(transformers, f"AutoModel{head}")
+    model_class = getattr(transformers, class_name)
     ids = torch.tensor([[2, 5, 3, 6, 3], [2, 5, 3, 3, 0]])  # two texts each, which some heads compare
     inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
     sizes = {name: dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC) for name in inputs}
