@@ -84,15 +84,17 @@ def need(step: Step) -> tuple[float, float]:
 
 def need_of_model(step: Step) -> tuple[float, float]:
     """`need` of a step that makes a model."""
-    from model import machine, memory, pretraining  # load torch
+    from model import kept, memory, pretraining  # load torch
 
     bert, tokens, words = map(step.find_upstream, ("pretrain", "tokenize", "vocabulary"))
     if not (bert and tokens and words):
         return 0, 0
     weights, states = memory.sizes(bert.params.architecture, bert.params, words.params.entries, tokens.params.length)
     if step.stage == "pretrain":
-        kept = pretraining.EVALUATIONS if machine.keeps_tenths() else 1
-        return kept * weights, 2 * (weights + states)  # a checkpoint stays until the next is complete
+        models = pretraining.EVALUATIONS if kept.keeps_tenths() else 1
+        if kept.keeps_tokens():
+            models += kept.most_by_tokens(bert.params, weights // memory.FP32)
+        return models * weights, 2 * (weights + states)  # a checkpoint stays until the next is complete
     there = adopt.weight_bytes(step.arguments[1])  # of a model that was made before, or was given
     return (there or weights) * step.params.keep, 0
 

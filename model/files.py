@@ -4,7 +4,11 @@ import errno
 import os
 from pathlib import Path
 
-TENTHS = "tenths"  # in a model's folder: models at tenths of its budget, in folders named 10 to 90
+# in a model's folder, the models that training kept on its way
+TENTHS = "tenths"  # at tenths of its budget, in folders named 10 to 90
+TOKENS = "tokens"  # before its first step and at 1, 2, 4 … million tokens, in folders named 0, 1, 2, 4 …
+KEPT = (TENTHS, TOKENS)
+MILLION = 1_000_000  # tokens
 UNSUPPORTED = (
     errno.EINVAL,
     errno.ENOSYS,

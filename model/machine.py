@@ -197,11 +197,6 @@ def gpus(here: Machine) -> int:
     return count
 
 
-def keeps_tenths() -> bool:
-    """Whether pretraining keeps the model at each tenth of its budget, too (CRAM_KEEP_TENTHS)."""
-    return choice("CRAM_KEEP_TENTHS", ("0", "1")) == "1"
-
-
 def product_seconds(side: int, repeats: int, device: torch.device, dtype: torch.dtype) -> float:
     """The median time of a product of two square matrices, after one product for warm-up."""
     a = torch.randn(side, side, device=device).to(dtype)

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model import checkpoint, export, masking, memory, optimizer, schedules
+from model import checkpoint, kept, masking, memory, optimizer, schedules
 from model.bert import Bert, operations_per_token, with_detector
 from model.checkpoint import HELDOUT, METRICS, Spent, Writer
 from model.clock import Clock
 from model.diagnosis import Course, advice, becomes_hopeless
 from model.errors import InputError
-from model.files import TENTHS
+from model.files import TENTHS, TOKENS
+from model.forward import Forward
 from model.heldout import curve_losses, share_of_curve
-from model.machine import ALONE, Machine, Processes, keep_heap, keeps_tenths, matrix_rate
+from model.machine import ALONE, Machine, Processes, keep_heap, matrix_rate
 from model.masking import Batches, Corpus
 from model.settings import Training
 from model.signals import StopRequest
@@ -34,29 +35,6 @@ EVALUATIONS = 10  # held-out losses over the budget, and one before it
 COMPILE_FROM_SECONDS = {"cpu": 600.0, "cuda": 240.0}
 USUAL_MFU = 0.4
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that the device may still compute when the next one is queued
-
-
-class Forward(nn.Module):
-    """A model's forward pass, compiled or not. DistributedDataParallel wraps it, and stays when compiling fails."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.masks: int | None = None  # of a sequence, for which it was prepared last
-        self.compiler_failed = False
-        self.use(compiled=False)
-
-    def use(self, compiled: bool) -> None:
-        """Call the model as it is, or compile it at the next call, for the shapes of that call."""
-        self.compiled = compiled
-        self.call = self.model.__call__
-        if compiled:
-            torch.compiler.reset()  # graphs of earlier shapes and runs count towards a limit
-            self.call = torch.compile(self.model, fullgraph=True, dynamic=False).__call__  # type: ignore[operator]
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        """The model's loss."""
-        return self.call(*batch)
 
 
 class Queued(NamedTuple):
@@ -94,6 +72,8 @@ class Pretraining:
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
         self.spent = self.resume()
         self.writer = Writer(folder)
+        self.keeps_tokens = kept.keeps_tokens()
+        self.kept_millions = kept.millions_reached(self.spent.tokens) if self.spent.step else -1
 
         self.micro_batch = self.choose_micro_batch()
         self.device = machine.device_name()
@@ -111,6 +91,7 @@ class Pretraining:
             log.info("Resuming from step %d, %.0f s into the budget.", spent.step, spent.seconds)
         if self.processes.first:
             checkpoint.cut_metrics(self.folder, spent.step)
+            kept.drop_later(self.folder, spent.tokens)
         return spent
 
     def choose_micro_batch(self) -> int:
@@ -160,6 +141,8 @@ class Pretraining:
             match due:
                 case "end":
                     return
+                case "keep":
+                    self.keep()
                 case "stop":
                     self.save()
                     self.writer.wait()
@@ -175,8 +158,10 @@ class Pretraining:
                     if len(self.queued) > AHEAD[self.machine.device.type]:
                         self.read()
 
-    def due(self, fraction: float) -> Literal["stop", "end", "save", "prepare", "evaluate", "step"]:
+    def due(self, fraction: float) -> Literal["keep", "stop", "end", "save", "prepare", "evaluate", "step"]:
         """What to do next at this fraction of the budget; the same in all processes."""
+        if self.keeps_tokens and kept.millions_reached(self.spent.tokens) > self.kept_millions:
+            return "keep"  # first, so that a checkpoint of this step implies this model
         self.signal = int(self.processes.most(self.stop.number or 0))
         if self.signal:
             return "stop"
@@ -343,8 +328,8 @@ class Pretraining:
         """Measure and record the held-out losses, off the clock; keep models at tenths of the budget if asked to."""
         with self.clock.paused():
             percent = 100 * tenths_in(fraction) // EVALUATIONS
-            if keeps_tenths() and 0 < percent < 100 and self.processes.first:
-                self.keep_tenth(percent)
+            if kept.keeps_tenths() and 0 < percent < 100 and self.processes.first:
+                kept.save(self.bert, self.folder, TENTHS, percent)
             share = share_of_curve(self.training)
             losses = self.heldout_losses(share)
             spent = self.spent
@@ -371,11 +356,13 @@ class Pretraining:
                     100 * fraction, losses["heldout_loss"], limit, advice(self.course(limit)),
                 )  # fmt: skip
 
-    def keep_tenth(self, percent: int) -> None:
-        """Write the model as it is at this percentage of the budget."""
-        kept = self.folder / TENTHS / str(percent)
-        kept.mkdir(parents=True, exist_ok=True)
-        export.save(self.bert, kept)
+    def keep(self) -> None:
+        """Write the model as it is after so many tokens, off the clock."""
+        self.kept_millions = kept.millions_reached(self.spent.tokens)
+        with self.clock.paused():
+            if self.processes.first:
+                kept.save(self.bert, self.folder, TOKENS, self.kept_millions)
+            self.seconds()  # the other processes wait here, off their clocks, too
 
     def heldout_losses(self, share: float) -> dict[str, float]:
         """The losses of `curve_losses`, which the first process measures for all."""

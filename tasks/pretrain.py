@@ -9,6 +9,7 @@ Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   
         lineage.json                    the manifests of all artifacts that led here
         start-lineage.json              if it began from a model: the manifests of those that led to it
         tenths/10 … tenths/90           with CRAM_KEEP_TENTHS=1: the model at each tenth of the budget
+        tokens/0, tokens/1, tokens/2, tokens/4 …   with CRAM_KEEP_TOKENS=1: the model at so many million tokens
 """
 
 import json
@@ -26,7 +27,7 @@ from pydantic import Field
 
 from model.clock import about_stops
 from model.errors import InputError
-from model.files import TENTHS
+from model.files import KEPT
 from model.settings import Architecture, Specials, Training
 from model.wording import budget, counted
 from tasks import adopt
@@ -76,7 +77,7 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
 
     def check(self) -> None:
         """Check that this machine can train the model, before an old model is discarded."""
-        from model import machine, memory
+        from model import kept, machine, memory
 
         if not self.budget and not self.start:
             raise InputError(
@@ -84,7 +85,8 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
                 "set a budget."
             )
         here = machine.detect()
-        machine.keeps_tenths()
+        kept.keeps_tenths()
+        kept.keeps_tokens()
         count = machine.gpus(here)
         memory.share_of(self, count)
         shortest = 2**self.architecture.funnel  # the real vocabulary and length, not yet known, need more
@@ -105,9 +107,10 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     run = job.pretraining(here)  # resumes where several processes ended
     run.run(report)
     export.save(run.bert, out)
-    tenths = job.folder / TENTHS
-    if tenths.exists():
-        tenths.rename(out / TENTHS)
+    for kind in KEPT:
+        kept = job.folder / kind
+        if kept.exists():
+            kept.rename(out / kind)
     steps = save_metrics(job.folder, out)
     held = measure_heldout(out, run.bert, here, heldout.most_characters(job.training))
     stats = statistics(run, steps, held, here.describe() | {"gpus": gpus})

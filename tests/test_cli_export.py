@@ -32,9 +32,10 @@ from flows.cli import export as commands
 from flows.cli.main import app
 from flows.cli.run import print_blanks
 from model import export
+from model import files as model_files
 from model.bert import Bert
 from model.errors import InputError
-from model.files import TENTHS
+from model.files import KEPT
 from tasks import adopt
 from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
@@ -48,13 +49,15 @@ from tasks.store.publish import refresh
 HOME = Path(__file__).parents[1]
 LAYOUT = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 96}  # transformers doesn't have it
 FOLDER, FILE = "harvey-v-doe", "confidential-train.csv"  # of the text, and of a task's data
+ON_ITS_WAY = [f"budget-{percent}" for percent in range(10, 100, 10)]  # branches
+ON_ITS_WAY += ["step0", "tokens-1M", "tokens-2M", "tokens-4M", "tokens-8M"]
 MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
 CODE = {"hf.py", "layers.py"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def made(tmp_path_factory, toy_texts: list[str]) -> Iterator[dict[str, Artifact]]:
-    """Models of a layout of transformers' and of cram's own, with those of its tenths; one finetuned; its report."""
+    """Models of a layout of transformers' and of cram's own, with those kept on its way; one finetuned; its report."""
     root = tmp_path_factory.mktemp("store") / FOLDER
     root.mkdir()
     rows = [f"the {word} {number},{word}" for number in range(120) for word in ("river", "clock")]
@@ -63,6 +66,8 @@ def made(tmp_path_factory, toy_texts: list[str]) -> Iterator[dict[str, Artifact]
         tokens = toy_tokens(root, toy_texts)["tokens"]
         modern = toy_model(tokens, LAYOUT | MODERN)
         patch.setenv("CRAM_KEEP_TENTHS", "1")
+        patch.setenv("CRAM_KEEP_TOKENS", "1")
+        patch.setattr(model_files, "MILLION", 1000)  # of the 10,000 tokens of a toy model
         own = toy_model(tokens, LAYOUT)
         task = Definition(name="topics", data=str(root / FILE))
         run = Finetune(tasks=[task], seeds=1, epochs=1, batch_size=16, max_tokens=32).runs()[0]
@@ -478,8 +483,7 @@ def test_a_push_is_private_and_has_the_listed_files_whose_cards_code_runs_as_it_
     assert '.from_pretrained("me/tuned")' in said
     assert hub.private == {"me/own": True, "me/modern": False, "me/tuned": True}
     sizes = {name: int(size.replace(",", "")) for size, name in re.findall(r"^ +([\d,]+)  (.+)$", listed, re.MULTILINE)}
-    tenths = [f"budget-{percent}" for percent in range(10, 100, 10)]
-    assert sizes.keys() == MODEL | CODE | {f"{branch}: {name}" for branch in tenths for name in MODEL | CODE}
+    assert sizes.keys() == MODEL | CODE | {f"{branch}: {name}" for branch in ON_ITS_WAY for name in MODEL | CODE}
     for branch, files in hub.branches["me/own"].items():
         prefix = "" if branch == "main" else f"{branch}: "
         assert {prefix + name: len(content) for name, content in files.items() if name != ".gitattributes"} == {
@@ -491,11 +495,15 @@ def test_a_push_is_private_and_has_the_listed_files_whose_cards_code_runs_as_it_
     assert data["main"].eval_results
     assert data["budget-30"].eval_results is None
     assert "after 30 % of the budget" in own["budget-30"]
+    assert re.search(r"weights after 2,[\d]{3} tokens \(\d steps\)", own["tokens-2M"])
+    assert "weights before the first step" in own["step0"]
+    assert "`budget-10` to `budget-90`" in own["main"]
+    assert "`step0`, `tokens-1M`, `tokens-2M`, `tokens-4M`, `tokens-8M`" in own["main"]
     assert "transformers has no class for its layout or head" in listed
     others = [hub.branches[name]["main"]["README.md"].decode() for name in ("me/modern", "me/tuned")]
-    first, tenth, modern, tuned = examples(own["main"], own["budget-30"], *others)
-    assert first != tenth
-    assert all("token_str" in line for line in (first, tenth, modern))
+    first, tenth, untrained, modern, tuned = examples(own["main"], own["budget-30"], own["step0"], *others)
+    assert len({first, tenth, untrained}) == 3
+    assert all("token_str" in line for line in (first, tenth, untrained, modern))
     assert "label" in tuned
 
 
@@ -552,23 +560,26 @@ def test_a_public_model_of_that_name_is_not_written_to_unless_that_is_asked_for(
     assert_refused("no such licence", "push", own, "me/own", "--public", "--license", "nonsense")
     for wrong in ("own", "me/own/too", "me/ö"):
         assert_refused("OWNER/NAME", "push", own, wrong)
-    assert_refused("CRAM_KEEP_TENTHS=1", "push", made["modern"].name, "me/own", "--checkpoints")
+    assert_refused("CRAM_KEEP_TOKENS=1", "push", made["modern"].name, "me/own", "--checkpoints")
 
 
-def test_models_at_tenths_change_nothing_else_and_are_whole_after_a_kill(made, monkeypatch):
+def test_models_kept_on_the_way_change_nothing_else_and_are_whole_after_a_kill(made, monkeypatch):
     own, save, calls = made["own"], export.save, []
     files, read = bytes_of(own), digests_of_contents({"start": own})
     tokens = artifact_named(own.manifest["inputs"]["tokens"])
-    assert {path.split("/")[1] for path in files if path.startswith(TENTHS)} == set(map(str, range(10, 100, 10)))
+    there = {Path(path).parent for path in files if path.startswith(KEPT)}
+    numbers = {"tenths": range(10, 100, 10), "tokens": [0, 1, 2, 4, 8]}
+    assert there == {Path(kind, str(number)) for kind in KEPT for number in numbers[kind]}
 
     def killed(bert: Bert, folder: Path) -> None:
         save(bert, folder)
         calls.append((folder / "model.safetensors").write_bytes(b"half"))
-        if len(calls) == 3:
+        if len(calls) == 4:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(export, "save", killed)
-    monkeypatch.setenv("CRAM_KEEP_TENTHS", "1")
+    for name in ("CRAM_KEEP_TENTHS", "CRAM_KEEP_TOKENS"):
+        monkeypatch.setenv(name, "1")
     refresh(own)
     with pytest.raises(KeyboardInterrupt):
         toy_model(tokens, LAYOUT)
@@ -576,11 +587,13 @@ def test_models_at_tenths_change_nothing_else_and_are_whole_after_a_kill(made, m
     assert toy_model(tokens, LAYOUT) == own
     models = {path for path in files if path.endswith(".safetensors")}
     assert {path: bytes_of(own)[path] for path in models} == {path: files[path] for path in models}
-    monkeypatch.delenv("CRAM_KEEP_TENTHS")
+    for name in ("CRAM_KEEP_TENTHS", "CRAM_KEEP_TOKENS"):
+        monkeypatch.delenv(name)
     refresh(own)
     assert toy_model(tokens, LAYOUT) == own
     assert digests_of_contents({"start": own}) == read
-    assert not (own.path / TENTHS).exists()
-    monkeypatch.setenv("CRAM_KEEP_TENTHS", "yes")
-    with pytest.raises(InputError, match="CRAM_KEEP_TENTHS is 'yes'"):
-        Pretrain(architecture=LAYOUT).check()
+    assert not any((own.path / kind).exists() for kind in KEPT)
+    for name in ("CRAM_KEEP_TOKENS", "CRAM_KEEP_TENTHS"):
+        monkeypatch.setenv(name, "yes")
+        with pytest.raises(InputError, match=f"{name} is 'yes'"):
+            Pretrain(architecture=LAYOUT).check()

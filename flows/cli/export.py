@@ -94,7 +94,8 @@ def push(
         bool, typer.Option("--dry-run", help="List the files and push nothing; needs no token.")
     ] = False,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Also push its weights at tenths of the budget, a branch each.")
+        bool,
+        typer.Option("--checkpoints", help="Also push the weights that training kept on its way, a branch each."),
     ] = False,
     with_code: WithCode = None,
     licence: Licence = "",
@@ -111,14 +112,14 @@ def push(
         raise InputError(f"{repository!r} is not the name of a model on the hub. Expected OWNER/NAME.")
     source = find_source(model)
     has_code = needs_code(source) and with_code is not False
-    percents = source.percents() if checkpoints else []
-    if checkpoints and not percents:
+    kept = source.kept() if checkpoints else []
+    if checkpoints and not kept:
         raise InputError(
-            f"{source.name} has no weights at tenths of its budget. Train it with CRAM_KEEP_TENTHS=1 (and --refresh "
-            "pretrain), or omit --checkpoints."
+            f"{source.name} kept no weights on its way. Train it with CRAM_KEEP_TOKENS=1 or CRAM_KEEP_TENTHS=1 (and "
+            "--refresh pretrain), or omit --checkpoints."
         )
-    main = Published(has_code, repository, 0, tuple(percents), licence, embeds, onnx)
-    branches = [main, *(main._replace(percent=percent, onnx=False) for percent in percents)]
+    main = Published(has_code, repository, None, tuple(kept), licence, embeds, onnx)
+    branches = [main, *(main._replace(kept=each, onnx=False) for each in kept)]
     with tempfile.TemporaryDirectory(prefix="cram-push-") as scratch:
         folders = {}
         for how in branches:
@@ -231,7 +232,7 @@ def write_and_list(folder: Path, source: "Source", how: "Published") -> str:
     card, about_scores = card_of(source, how)
     with written_in(str(folder.parent)):
         write_folder(folder, source, card, how, link)
-    branch = f"{how.branch}: " if how.percent else ""
+    branch = f"{how.branch}: " if how.kept else ""
     for name, size in sizes_in(folder).items():
         say(f"{size:>15,}  {branch}{name}")
     return about_scores

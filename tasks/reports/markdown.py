@@ -47,6 +47,11 @@ def code(text: object) -> Marked:
     return Marked(f"`{printable(' '.join(str(text).split()))}`".replace("|", "\\|"))
 
 
+def codes(texts: Iterable[object]) -> Marked:
+    """Several texts in the font of code, with commas between them."""
+    return Marked(", ".join(code(text) for text in texts))
+
+
 def short(number: float) -> str:
     """A large number in a few characters, as in `119.6 M`."""
     for unit, size in ((" B", 1e9), (" M", 1e6), (" k", 1e3)):
@@ -110,7 +115,7 @@ def _environment() -> "Environment":
         finalize=cell,  # escapes for Markdown, so nothing is left for Jinja to escape for HTML
         undefined=StrictUndefined,
     )
-    environment.filters |= {"code": code, "items": items, "records": records}
+    environment.filters |= {"code": code, "codes": codes, "items": items, "records": records}
     environment.globals |= {"budget": budget, "counted": counted, "duration": duration, "short": short, "span": span}
     environment.globals["table"] = table
     return environment

@@ -7,6 +7,7 @@ import json
 from typing import NamedTuple
 
 from model.clock import about_stops
+from model.files import KEPT, TENTHS, TOKENS
 from model.layouts import transformers_classifier, transformers_model
 from model.settings import Architecture
 from model.wording import counted
@@ -33,21 +34,46 @@ HUB_METRICS = {  # names on the hub
 }
 
 
+class Kept(NamedTuple):
+    """A model that training kept on its way."""
+
+    kind: str  # TENTHS or TOKENS of model.files
+    number: int  # percent of the budget, or millions of tokens
+    tokens: int = 0  # read until then
+    steps: int = 0
+
+    @property
+    def branch(self) -> str:
+        """Its branch on the hub."""
+        if self.kind == TENTHS:
+            return f"budget-{self.number}"
+        return f"tokens-{self.number}M" if self.number else "step0"
+
+    @property
+    def when(self) -> str:
+        """When it was kept, in words."""
+        if self.kind == TENTHS:
+            return f"after {self.number} % of the budget, before the rate of training had fallen to its end"
+        if not self.steps:
+            return "before the first step of training"
+        return f"after {counted(self.tokens, 'token')} ({counted(self.steps, 'step')})"
+
+
 class Published(NamedTuple):
     """The folder of a card. The defaults are those of an artifact."""
 
     with_code: bool | None = None  # whether it has the code of the model's classes; None: it is an artifact
     place: str = "FOLDER"  # its name on the hub
-    percent: int = 0  # of the budget, where a branch there has its weights; 0: all of it
-    percents: tuple[int, ...] = ()  # of all such branches
+    kept: Kept | None = None  # the model on its way that a branch there has; None: the last one
+    branches: tuple[Kept, ...] = ()  # all such
     licence: str = ""  # of the model, by the hub's name
     embeds: bool = False  # it opens with sentence-transformers
     onnx: bool = False
 
     @property
     def branch(self) -> str:
-        """The branch of that name."""
-        return f"budget-{self.percent}" if self.percent else "main"
+        """Its branch."""
+        return self.kept.branch if self.kept else "main"
 
     def head(self, name: str | None, pipeline: str, tags: list[str], repositories: list[str]) -> dict:
         """The head of the card. `name`: the model's classes in transformers, if any; `repositories`: of its data."""
@@ -62,11 +88,15 @@ class Published(NamedTuple):
     def values(self) -> dict:
         """For the templates; `opened`: what opens the model, as arguments of a pipeline."""
         opened = f'model="{self.place}"'
-        if self.percent:
+        if self.kept:
             opened += f', revision="{self.branch}"'
         if self.with_code:
             opened += ", trust_remote_code=True"
-        return self._asdict() | {"place": Marked(self.place), "opened": Marked(opened)}
+        names: dict[str, list[str]] = {kind: [] for kind in KEPT}
+        for kept in self.branches:
+            names[kept.kind].append(kept.branch)
+        shown = {"place": Marked(self.place), "opened": Marked(opened)}
+        return self._asdict() | shown | {"of_tenths": names[TENTHS], "of_tokens": names[TOKENS]}
 
 
 ARTIFACT = Published()
@@ -219,7 +249,7 @@ def card(
         "lineage_tree": tree(before),
     }
     scores: list[dict] = []
-    if not how.percent:  # the scores are of the whole budget
+    if not how.kept:  # the scores are of the whole budget
         scores = results(glue) + results(own)
     return assemble("card", values, head, scores, how)
 

@@ -11,9 +11,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.parquet as pq
+
+from model import files
 from model.errors import InputError
-from model.files import TENTHS
-from tasks.reports.model_card import Published
+from model.files import KEPT, TOKENS
+from tasks.reports.model_card import Kept, Published
 from tasks.text.tokenizer import FILES
 
 MODEL_CODE = Path(__file__).parents[2] / "model"
@@ -47,10 +50,24 @@ class Source(NamedTuple):
         """The files in its manifest."""
         return [file["path"] for file in self.about["files"]]
 
-    def percents(self) -> list[int]:
-        """The percentages of its budget at which its weights were kept."""
-        tenths = {Path(name).parent.name for name in self.files() if name.startswith(f"{TENTHS}/")}
-        return sorted(int(name) for name in tenths)
+    def kept(self) -> list[Kept]:
+        """The models that its training kept on its way: at tenths of the budget, then by tokens."""
+        found = []
+        for kind in KEPT:
+            numbers = {int(Path(name).parent.name) for name in self.files() if name.startswith(f"{kind}/")}
+            found += [Kept(kind, number) for number in sorted(numbers)]
+        if not any(kept.kind == TOKENS for kept in found):
+            return found
+        steps = pq.read_table(self.folder / "metrics.parquet", columns=["step", "tokens"]).to_pylist()
+        return [with_steps(kept, steps) for kept in found]
+
+
+def with_steps(kept: Kept, steps: list[dict]) -> Kept:
+    """The same with its tokens and steps, if it was kept by tokens: at the first step that reached them."""
+    if kept.kind != TOKENS or not kept.number:
+        return kept
+    step = next(row for row in steps if row["tokens"] >= kept.number * files.MILLION)
+    return kept._replace(tokens=step["tokens"], steps=step["step"])
 
 
 def write_folder(
@@ -73,7 +90,7 @@ def write_folder(
 
 def files_to_place(source: Source, how: Published) -> list[Path]:
     """The files of the model, and of its code if that is published, which are copied unchanged."""
-    weights = f"{TENTHS}/{how.percent}/{WEIGHTS}" if how.percent else WEIGHTS
+    weights = f"{how.kept.kind}/{how.kept.number}/{WEIGHTS}" if how.kept else WEIGHTS
     files = []
     for name in source.files():
         if name in FILES or fnmatch(name, weights):

@@ -14,7 +14,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from model.errors import InputError
-from model.files import TENTHS
+from model.files import KEPT
 from tasks.store import home, opening
 from tasks.store.manifests import MANIFEST, decisive_files, parse
 
@@ -162,7 +162,7 @@ def result_files(manifest: dict) -> set[tuple[str, str]]:
     found = set()
     for file in manifest["files"]:
         path = file["path"]
-        if not path.endswith(TELLING) and not path.startswith(f"{TENTHS}/"):
+        if not path.endswith(TELLING) and not path.startswith(tuple(f"{kind}/" for kind in KEPT)):
             found.add((path, file["sha256"]))
     return found
 

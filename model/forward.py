@@ -1,0 +1,27 @@
+"""A model's forward pass, compiled or not."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Forward(nn.Module):
+    """A model's forward pass. DistributedDataParallel wraps it, and stays when compiling fails."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.masks: int | None = None  # of a sequence, for which it was prepared last
+        self.compiler_failed = False
+        self.use(compiled=False)
+
+    def use(self, compiled: bool) -> None:
+        """Call the model as it is, or compile it at the next call, for the shapes of that call."""
+        self.compiled = compiled
+        self.call = self.model.__call__
+        if compiled:
+            torch.compiler.reset()  # graphs of earlier shapes and runs count towards a limit
+            self.call = torch.compile(self.model, fullgraph=True, dynamic=False).__call__  # type: ignore[operator]
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        """The model's loss."""
+        return self.call(*batch)
