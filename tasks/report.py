@@ -197,10 +197,11 @@ def draw_scores(rows: list[ScoreRow], out: Path) -> None:
     of_glue = [row for row in scores.glue_rows(rows) if row["column"] in scores.COLUMNS]
     if of_glue:
         others = {f"published: {row.model}": row.scores for row in scores.PUBLISHED if row.model in BESIDE}
-        plots.scores(of_glue, others, out / "scores.svg")
-    own = [row for row in scores.own_rows(rows) if row["pretrained"]]
+        plots.scores(of_glue, scores.glue_rows(rows, pretrained=False), others, out / "scores.svg")
+    own = scores.own_rows(rows)
     if own:
-        plots.scores(own, {}, out / "own.svg")
+        pretrained, random = ([row for row in own if row["pretrained"] == kind] for kind in (True, False))
+        plots.scores(pretrained, random, {}, out / "own.svg")
 
 
 def draw_learning_curve(points: list[CurvePoint], path: Path) -> None:

@@ -161,3 +161,22 @@ def test_a_picture_that_is_not_given_is_its_words():
 
 def test_a_table_without_rows_has_its_header():
     assert table(["first", "second"], []).split()[:5] == ["|", "first", "|", "second", "|"]
+
+
+FOLDED = "# t\n\nfirst\n\n- **1** card\n\n## a\n\n- **2** no card\n\n> ✗ wrong\n\n---\n\n## b\n\nlast\n\n## c\n\nend\n"
+
+
+def test_sections_after_a_rule_are_folded_and_a_first_list_of_numbers_is_cards():
+    found = Tags(page(FOLDED, "x")).found
+    names = [name for name, _ in found]
+    first_fold = names.index("details")
+    assert names.count("details") == names.count("summary") == 2
+    assert [about["id"] for name, about in found[first_fold:] if name == "h2"] == ["b", "c"]
+    assert [about["href"] for name, about in found if name == "a"] == ["#a"], "what is folded stands below, all of it"
+    assert [about.get("class") for name, about in found if name == "ul"] == ["cards", None]
+    assert [about["class"] for name, about in found if name == "blockquote"] == ["wrong"]
+
+
+def test_text_runs_in_the_direction_of_its_script():
+    found = Tags(page("# t\n\nمرحبا\n\n> سلام\n\n" + table(["a"], [["שלום"]]), "x")).found
+    assert [about.get("dir") for name, about in found if name in ("p", "td")] == ["auto"] * 3

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("templates")
 SPECIAL = re.compile(r"([\\`*\[\]<>|~&!#]|(?<![^\W_])_|_(?![^\W_]))")  # an underscore within a word means nothing
+MARKS = {"✓": "right", "✗": "wrong"}  # at the beginning of a paragraph in a quotation: its class on a page
 NUMBER = re.compile(r"[-+–]?\d[\d.,]*( %)?|–")
 
 
@@ -141,6 +142,8 @@ def page(markdown: str, title: str, pictures: Mapping[str, str] | None = None) -
     """The Markdown as a page.
 
     `![words](name)` becomes the picture of that name, an SVG; without one, its words. Links are reduced to their text.
+    A first list above all sections that begins with a bold number becomes cards: that number is large, and what is
+    in italics stands below. The sections after a rule (`---`) are folded. Text of any direction is shown in its own.
     """
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
@@ -150,13 +153,74 @@ def page(markdown: str, title: str, pictures: Mapping[str, str] | None = None) -
     for token in tokens:
         if token.children:  # the page is sent without the files beside it
             token.children = [part for part in token.children if part.type not in ("link_open", "link_close")]
-    sections = _name_sections(tokens)
-    content = md.renderer.render(tokens, md.options, {})
-    content = re.sub(r"<p>(<figure>.*?</figure>)</p>", r"\1", content, flags=re.S)
+    open_tokens, folded_tokens = _divide(tokens)
+    _mark_cards(open_tokens)
+    _mark_quotes(tokens)
+    sections = _name_sections(open_tokens)
+    _name_sections(folded_tokens)
+    _set_directions(tokens)
+    content, folded = (
+        _without_paragraphs(md.renderer.render(part, md.options, {})) for part in (open_tokens, folded_tokens)
+    )
     head, heading, rest = content.partition("<h2")
+    rest += _fold(folded)
     frame = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True).get_template("page.html.j2")
     shown = frame.render(title=printable(title), head=Markup(head), sections=sections, body=Markup(heading + rest))
     return shown + "\n"
+
+
+def _divide(tokens: "list[Token]") -> "tuple[list[Token], list[Token]]":
+    """The tokens before the first rule, and those after it."""
+    for place, token in enumerate(tokens):
+        if token.type == "hr" and token.level == 0:
+            return tokens[:place], tokens[place + 1 :]
+    return tokens, []
+
+
+def _without_paragraphs(content: str) -> str:
+    """The HTML with its figures outside of paragraphs."""
+    return re.sub(r"<p[^>]*>(<figure>.*?</figure>)</p>", r"\1", content, flags=re.S)
+
+
+def _fold(content: str) -> str:
+    """HTML whose sections of the second level are folded, each under its heading."""
+    before, *sections = re.split(r"(?=<h2 )", content)
+    folded = [before]
+    for section in sections:
+        heading, end, rest = section.partition("</h2>")
+        folded.append(f"<details><summary>{heading}{end}</summary>{rest}</details>\n")
+    return "".join(folded)
+
+
+def _mark_cards(tokens: "list[Token]") -> None:
+    """Set the class of the first list, if it is above all sections and begins with something bold."""
+    for place, token in enumerate(tokens):
+        if token.tag == "h2":
+            return
+        if token.type == "bullet_list_open":
+            _, _, first_line = tokens[place + 1 : place + 4]
+            if first_line.content.startswith("**"):
+                token.attrSet("class", "cards")
+            return
+
+
+def _mark_quotes(tokens: "list[Token]") -> None:
+    """Set the class of each quotation whose text has a mark of being right or wrong."""
+    quote = None
+    for token in tokens:
+        if token.type == "blockquote_open":
+            quote = token
+        elif token.type == "blockquote_close":
+            quote = None
+        elif quote and token.type == "inline" and token.content.startswith(tuple(MARKS)):
+            quote.attrSet("class", MARKS[token.content[0]])
+
+
+def _set_directions(tokens: "list[Token]") -> None:
+    """Let paragraphs and cells that may hold text from data run in the direction of its script."""
+    for token in tokens:
+        if token.type in ("paragraph_open", "td_open", "list_item_open"):
+            token.attrSet("dir", "auto")
 
 
 def _parser(pictures: Mapping[str, str]) -> "MarkdownIt":

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 KEPT = "#4c78a8"
 DROPPED = "#e45756"
 ACCENT = "#54a24b"
-SERIES = (KEPT, DROPPED, ACCENT, "#b279a2", "#f58518", "#72b7b2", "#9d755d", "#8a8a8a")
+GREY = "#8a8a8a"
+SERIES = (KEPT, DROPPED, ACCENT, "#b279a2", "#f58518", "#72b7b2", "#9d755d", GREY)
 STYLES = ("-", "--", ":", "-.")  # of more curves than colours
 MARKERS = "D^sv"  # of other models
 PETA = 1e15
@@ -118,22 +119,37 @@ def thin(values: np.ndarray) -> np.ndarray:
     return np.array([section.mean() for section in sections])
 
 
-def scores(rows: Sequence[ScoreRow], others: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Scores with their interval and their range over seeds, a line for each, beside those of other models.
+def scores(
+    rows: Sequence[ScoreRow], random: Sequence[ScoreRow], others: Mapping[str, Mapping[str, float]], path: Path
+) -> None:
+    """Scores with their interval and their range over seeds, a line for each, beside those to compare with.
 
-    `others`: scores by model and column; they don't compare with those on partial data.
+    `random`: the scores without pretraining. `others`: those of other models, by model and column; they don't compare
+    with scores on partial data.
     """
-    places = np.arange(len(rows))
-    with _drawing(path, 1.3 + 0.36 * len(rows), grid="x") as axes:
-        for place, row in zip(places, rows, strict=True):
-            spread = row["metrics"][row["metric"]]
-            line = [place, place]
-            axes.plot(spread["interval"], line, color=KEPT, linewidth=5, alpha=0.3, solid_capstyle="butt")
-            axes.plot(spread["range"], line, color=KEPT, linewidth=2)
-        axes.plot([row["score"] for row in rows], places, "o", color=KEPT, markersize=6, label="this run")
+    places = np.arange(len(rows), dtype=float)
+    names = [row["column"] for row in rows]
+    without = [row for row in random if row["column"] in names]
+    with _drawing(path, 1.5 + 0.42 * len(rows), grid="x", columns=2) as axes:
+        _mark_scores(axes, rows, places, KEPT, "this run")
+        if without:
+            below = np.array([names.index(row["column"]) + 0.24 for row in without])
+            _mark_scores(axes, without, below, GREY, "the same model, no pretraining")
+        majority = [row["majority"][row["metric"]] for row in rows]
+        axes.plot(majority, places, "|", color=INK, markersize=14, label="majority class or mean")
         _mark_others(axes, rows, others)
-        names = [row["column"] + ("*" if row["partial"] else "") for row in rows]
-        axes.set(yticks=places, yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+        labels = [as_it_is(row["column"]) + ("*" if row["partial"] else "") for row in rows]
+        axes.set(yticks=places, yticklabels=labels, ylim=(len(labels) - 0.4, -0.5), xlabel="score times 100")
+
+
+def _mark_scores(axes: "Axes", rows: Sequence[ScoreRow], places: np.ndarray, colour: str, label: str) -> None:
+    """Mark scores at these heights: points, with their interval as a band and their range over seeds as a line."""
+    for place, row in zip(places, rows, strict=True):
+        spread = row["metrics"][row["metric"]]
+        line = [place, place]
+        axes.plot(spread["interval"], line, color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
+        axes.plot(spread["range"], line, color=colour, linewidth=2)
+    axes.plot([row["score"] for row in rows], places, "o", color=colour, markersize=6, label=label)
 
 
 def _mark_others(axes: "Axes", rows: Sequence[ScoreRow], others: Mapping[str, Mapping[str, float]]) -> None:
