@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -17,9 +18,11 @@ from model.errors import InputError
 if TYPE_CHECKING:  # slow to import
     from pydantic import BaseModel
 
+    from flows.recipes.files import RecipeFile
     from tasks.store.artifacts import Artifact
 
 EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
+LAST = "report"  # the stage with which a run ends, unless it is told to end before
 CANDIDATES = 3  # tokens to print per blank
 BLANKS = (  # a model knows the words of its text, which may be documentation only
     "See the documentation for more [MASK].",
@@ -58,8 +61,24 @@ def parse_use(pairs: list[str]) -> dict[str, str]:
     return use
 
 
+def begin(recipe: str) -> "RecipeFile":
+    """What a recipe file asks for, or a recipe's name alone. Raises InputError if there is none."""
+    from flows.recipes.deltas import DELTAS
+    from flows.recipes.files import RecipeFile, is_settings_file, read_recipe_file
+
+    if is_settings_file(recipe):
+        return read_recipe_file(Path(recipe))
+    check_name("recipe", recipe, DELTAS, rest="; or a recipe file (.toml, .yaml or .json)")
+    return RecipeFile(recipe, {}, None, {})
+
+
 def run(
-    recipe: Annotated[str, typer.Argument(help="Recipe name; see the list below.", autocompletion=recipe_names)],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Recipe name, see the list below; or a recipe file (.toml, .yaml, .json).", autocompletion=recipe_names
+        ),
+    ],
     override: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,8 +86,9 @@ def run(
         ),
     ] = None,
     until: Annotated[
-        str, typer.Option(metavar="STAGE", help="Last stage to run.", autocompletion=stage_names)
-    ] = "report",
+        str | None,
+        typer.Option(metavar="STAGE", help=f"Last stage to run. Default: {LAST}.", autocompletion=stage_names),
+    ] = None,
     use: Annotated[
         list[str] | None,
         typer.Option(metavar="STAGE=KEY", help="Use an artifact, or a model's folder, for STAGE. May be repeated."),
@@ -85,14 +105,21 @@ def run(
     changes = parse_overrides(override or [])
     given = parse_use(use or [])
     again = refresh or []
-    check_stages([until, *given, *again])
-    asked = {"recipe": recipe, "override": changes, "until": until, "use": given, "refresh": again}
+    check_stages([until or LAST, *given, *again])
+    begun = begin(recipe)
+    from flows.recipes.recipe import merge
+
+    asked = {
+        "recipe": begun.recipe,
+        "override": merge(begun.override, changes),
+        "until": until or begun.until or LAST,
+        "use": begun.use | given,
+        "refresh": again,
+    }
     if plan:
         print_plan("run", **asked)
     from flows.cram import cram
-    from flows.recipes.deltas import DELTAS
 
-    check_name("recipe", recipe, DELTAS)
     server = find_server()
     for artifact in execute(cram, server, **asked):
         print_results(artifact)

@@ -1,0 +1,226 @@
+"""Files of settings in TOML, YAML or JSON: recipe files, and files with changes to a recipe.
+
+A path in such a file counts from the folder that the file is in.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from flows.recipes.deltas import DELTAS
+from flows.recipes.recipe import STAGES, Recipe, check_changes, parse_json
+from flows.summary import check_name, did_you_mean
+from model.errors import InputError
+from tasks.glue.own import FILE
+from tasks.store.artifacts import LATEST
+
+RECIPE = "recipe"
+ABOUT_THE_RUN = (RECIPE, "until", "use")  # in a recipe file, beside the tables of the stages
+EXAMPLE = 'recipe = "pocket-frontier"'
+EXAMPLE_OF_CHANGES = '{"filter": {"max_tokens_per_char": 0.25}}'
+LONGEST_SHOWN = 40  # characters of what was found
+QUOTES = 'In TOML, text stands in quotes, as in source = "files".'
+PATHS = (("download", "files"),)  # fields that hold paths only
+MODELS = (("pretrain", "start"), ("vocabulary", "start"))  # a folder, or another name of a model
+DATA = (("download", "dataset"), ("finetune", "data"), ("decontaminate", "data"))  # a folder, or a name on the hub
+
+
+class RecipeFile(NamedTuple):
+    """What a recipe file asks for: the parameters of the flow `cram`, of which all but the first may be absent."""
+
+    recipe: str
+    override: dict[str, Any]
+    until: str | None
+    use: dict[str, str]
+
+
+# Reading
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text. Raises ValueError if it isn't valid, or has a name twice in the same mapping."""
+    import yaml  # here, since few runs have such files
+
+    class Unique(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+            names = [self.construct_object(name, deep=True) for name, _ in node.value]
+            for name in names:
+                if names.count(name) > 1:
+                    line = node.start_mark.line + 1
+                    raise ValueError(f"{name!r} occurs twice in the mapping at line {line}; merge the two")
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Unique)  # Unique is a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        place = f" (at line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        raise ValueError(f"{error.problem}{place}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    ".toml": tomllib.loads,
+    ".yaml": parse_yaml,
+    ".yml": parse_yaml,
+    ".json": parse_json,
+}
+SUFFIXES = ", ".join(PARSERS)
+FORMATS = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML", ".json": "JSON"}
+
+
+def is_settings_file(name: str) -> bool:
+    """Whether this is the name of a file of settings, by its suffix."""
+    return suffix_of(name) in PARSERS
+
+
+def suffix_of(name: str) -> str:
+    """The suffix of a file's name, in lower case."""
+    return os.path.splitext(name)[1].lower()
+
+
+def parse(text: str, suffix: str, name: str) -> dict[str, Any]:
+    """The tables in a text of this format. Raises InputError, which begins with `name`, if it has none."""
+    try:
+        found = PARSERS[suffix](text)
+    except (ValueError, RecursionError) as error:
+        advice = f" {QUOTES}" if suffix == ".toml" and "Invalid value" in str(error) else ""
+        raise InputError(f"{name} is not valid {FORMATS[suffix]}: {error}.{advice}") from error
+    if found is None:  # an empty YAML file
+        return {}
+    if not isinstance(found, dict):
+        shown = json.dumps(found, default=str)[:LONGEST_SHOWN]
+        raise InputError(f"{name} holds {shown}; expected fields by stage, as in {EXAMPLE_OF_CHANGES}.")
+    return found
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The content of a file of settings, by its suffix. Raises InputError if the file is absent or not valid."""
+    suffix = suffix_of(path.name)
+    if suffix not in PARSERS:
+        raise InputError(f"{path} has the suffix {suffix!r}; expected one of {SUFFIXES}.")
+    try:
+        text = path.expanduser().read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise InputError(f"There is no file {path}.{other_file(path)}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (byte {error.start:,}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}.") from error
+    return parse(text, suffix, str(path))
+
+
+def other_file(path: Path) -> str:
+    """A question with the file of settings beside an absent one that has the most similar name; empty if none has."""
+    folder = path.expanduser().parent
+    names = [name for name in os.listdir(folder) if is_settings_file(name)] if folder.is_dir() else []
+    return f" {did_you_mean(path.name, names)}".rstrip()
+
+
+def read_changes(path: Path) -> dict[str, Any]:
+    """The changes to a recipe in a file, by stage. Raises InputError for unknown fields and values of wrong types."""
+    changes = read_tables(path)
+    if RECIPE in changes:
+        raise InputError(f"{path} is a recipe file, since it has {RECIPE}. Run it: cram run {path}.")
+    return checked(changes, path)
+
+
+def read_recipe_file(path: Path) -> RecipeFile:
+    """A recipe file: a recipe, the changes to it by stage, and how far to run. Raises InputError for mistakes in it."""
+    tables = read_tables(path)
+    fields = [*ABOUT_THE_RUN, *STAGES]
+    for name in tables:
+        if name not in fields:
+            raise InputError(f"{path}: there is no field {name}. {did_you_mean(name, fields)}{expected(fields)}")
+    if RECIPE not in tables:
+        raise InputError(f"{path} names no recipe. Begin it with a line such as {EXAMPLE}.")
+    try:
+        check_name("recipe", tables[RECIPE], list(DELTAS))
+        until = tables.get("until")
+        if until is not None:
+            check_name("stage", until, STAGES)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    changes = {stage: fields for stage, fields in tables.items() if stage in STAGES}
+    return RecipeFile(tables[RECIPE], checked(changes, path), until, use_of(tables.get("use", {}), path))
+
+
+def expected(fields: list[str]) -> str:
+    """The fields of a recipe file, as a sentence."""
+    return f"A recipe file has {', '.join(fields)}."
+
+
+def use_of(given: Any, path: Path) -> dict[str, str]:
+    """The artifacts by stage that a recipe file uses."""
+    try:
+        use = TypeAdapter(dict[str, str]).validate_python(given, strict=True)
+    except ValidationError as error:
+        raise InputError(
+            f'{path}: use is {json.dumps(given, default=str)}; expected artifacts by stage, as in pretrain = "latest".'
+        ) from error
+    try:
+        for stage in use:
+            check_name("stage", stage, STAGES)
+    except InputError as error:
+        raise InputError(f"{path}: use: {error}") from error
+    return {stage: folder_or_name(name, path.parent) for stage, name in use.items()}
+
+
+def checked(changes: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The changes in a file with paths that count from its folder. Raises InputError for wrong fields and values."""
+    for stage, fields in changes.items():
+        if stage in STAGES and isinstance(fields, dict):
+            known = Recipe.model_fields[stage].annotation.model_fields  # type: ignore[union-attr]
+            late = [name for name in ABOUT_THE_RUN if name in fields and name not in known]
+            if late:
+                raise InputError(f"{path}: {late[0]} stands in the table {stage}. Move it up, before the first table.")
+    try:
+        check_changes(changes)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    return from_folder(changes, path.parent)
+
+
+# Paths
+
+
+def from_folder(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Changes whose paths count from a folder, as changes whose paths count from the working directory."""
+    moved = {stage: dict(fields) for stage, fields in changes.items()}
+
+    def move(fields: tuple[tuple[str, str], ...], how: Callable[[Any], Any]) -> None:
+        for stage, name in fields:
+            if name in moved.get(stage, {}):
+                moved[stage][name] = how(moved[stage][name])
+
+    move(PATHS, lambda paths: [within(path, folder) for path in paths])
+    move((*MODELS, *DATA), lambda name: folder_or_name(name, folder))
+    move((("finetune", "tasks"),), lambda tasks: [moved_task(task, folder) for task in tasks])
+    return moved
+
+
+def within(path: str, folder: Path) -> str:
+    """A path that counts from a folder, or an absolute one."""
+    if folder == Path() or os.path.isabs(os.path.expanduser(path)):
+        return path
+    return os.path.join(folder, path)  # unlike Path, keeps a "./" at the head of what counts from here
+
+
+def folder_or_name(name: str, folder: Path) -> str:
+    """The path of what has this name in the folder, or the name itself, as of an artifact or on the hub."""
+    path = within(name, folder)
+    return path if name not in ("", LATEST) and os.path.exists(path) else name
+
+
+def moved_task(task: Any, folder: Path) -> Any:
+    """A task, which is a name or a definition, whose data count from a folder."""
+    if not isinstance(task, dict):
+        return task
+    data = task["data"]
+    is_path = FILE.fullmatch(data) or data.count("/") > 1
+    return task | {"data": within(data, folder) if is_path else folder_or_name(data, folder)}
