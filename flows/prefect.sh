@@ -93,7 +93,8 @@ up() {
     is_running "$(pid_of worker)" || start worker worker start --pool local --limit 1
     echo "Worker: running"
     echo
-    echo "Now:  .venv/bin/prefect deployment run cram/full -p recipe=demo --watch"
+    echo "Now:  source .venv/bin/activate    (once in each terminal)"
+    echo "      prefect deployment run cram/full -p recipe=demo --watch"
     echo "See:  ${PREFECT_API_URL%/api}"
     echo "Stop: make down"
 }

@@ -49,7 +49,7 @@ def mine(tmp_path: Path) -> Path:
 def commands() -> list[list[str]]:
     """The commands of the guide that call cram, without its path."""
     block = GUIDE.split("## Three commands\n")[1].split("\n\n**")[0]
-    found = re.findall(r"^    \.venv/bin/cram (.*?)(?=\n    \.venv|\n\n)", block, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^    cram (.*?)(?=\n    cram|\n\n)", block, re.MULTILINE | re.DOTALL)
     return [shlex.split(command) for command in found]
 
 

@@ -110,7 +110,7 @@ class Remote:
                 return None
             advice = "Check the address, the network and your access"
             if isinstance(error, ImportError):
-                advice = "Install it, for s3:// with `.venv/bin/pip install -e '.[s3]'`"
+                advice = "Install it, for s3:// with `pip install -e '.[s3]'`"
             first_line = str(error).strip().partition("\n")[0]
             reason = first_line.rstrip(".") or type(error).__name__
             place = f"{self.url}/{path}".rstrip("/")
