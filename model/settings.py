@@ -1,11 +1,11 @@
 """Settings of architecture, pretraining and finetuning. The defaults are the paper's final recipe. Imports no torch."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema, model_validator
 
 from model.errors import InputError
-from model.wording import counted
+from model.wording import BUDGETS, counted, parse_budget
 
 
 class Specials(NamedTuple):
@@ -144,15 +144,43 @@ READ_BY: dict[str, set[str]] = {
     "cooldown": {"trapezoid", "inverse-sqrt", "ramp", "dive"},
     "power": {"polynomial"},
 }
+BUDGET_FORMS = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "examples": list(BUDGETS)}]}
+
+
+def _checked_words(words: str) -> str:
+    parse_budget(words)
+    return words
+
+
+AskedBudget = Annotated[  # as users write it
+    Annotated[float, Field(ge=0)] | Annotated[str, AfterValidator(_checked_words)], WithJsonSchema(BUDGET_FORMS)
+]
+
+
+def with_budget_as_number(given: Any) -> Any:
+    """Settings of training with their budget, which may be in words, such as "20 minutes", as a number and its unit.
+
+    Raises ValueError if the words are no budget, or contradict budget_unit.
+    """
+    words = given.get("budget") if isinstance(given, dict) else None
+    if not isinstance(words, str):
+        return given
+    amount, unit = parse_budget(words)
+    if not unit:
+        return given | {"budget": amount}
+    if given.get("budget_unit", unit) != unit:
+        raise ValueError(f"budget is {words!r}, but budget_unit is {given['budget_unit']!r}; omit budget_unit")
+    return given | {"budget": amount, "budget_unit": unit}
 
 
 class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How to pretrain. The defaults are the paper's final recipe (section 4.3 and the released bert-o4)."""
 
-    budget: float = Field(
+    budget: Annotated[float, WithJsonSchema(BUDGET_FORMS)] = Field(
         24.0,
         ge=0,
-        description="Limit of the run, in budget_unit. 0: measure the model of pretrain.start as it is.",
+        description="Limit of the run, in budget_unit or with its own unit. 0: measure the model of pretrain.start as "
+        "it is.",
     )
     budget_unit: Literal["hours", "tokens", "flops"] = Field(
         "hours", description="hours: without held-out evaluation. flops: floating-point operations of all passes."
@@ -200,6 +228,19 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "are corrupted, divided by the number of all tokens. 0: masked language modelling alone.",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of initialisation, masks, corruptions and dropout.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_in_words(cls, given: Any) -> Any:
+        return with_budget_as_number(given)
+
+    @model_validator(mode="after")
+    def _budget_has_its_unit(self) -> "Training":
+        if self.budget_unit != "hours" and 0 < self.budget < 1:
+            raise ValueError(
+                f"budget is {self.budget:g} {self.budget_unit}, less than one; raise it, or correct budget_unit"
+            )
+        return self
 
     @model_validator(mode="after")
     def _everything_is_read(self) -> "Training":

@@ -1,10 +1,30 @@
 """Numbers, durations and budgets in words, and text made safe to print."""
 
+import math
 import re
 from contextlib import suppress
 from datetime import UTC, datetime
+from fractions import Fraction
 
 UNITS = (("hour", 3600), ("minute", 60), ("second", 1))  # for sentences and tables
+NUMBER = r"(\d{1,3}(?:,\d{3})+|\d*\.?\d+(?:e[+-]?\d{1,3})?)"  # commas between thousands only
+MULTIPLES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+# of a budget, with the words for each and what they stand for
+BUDGET_UNITS: dict[str, dict[str, Fraction | int]] = {
+    "hours": {
+        "day": 24,
+        "hour": 1,
+        "h": 1,
+        "minute": Fraction(1, 60),
+        "min": Fraction(1, 60),
+        "second": Fraction(1, 3600),
+        "s": Fraction(1, 3600),
+    },
+    "tokens": {"token": 1},
+    "flops": {"flop": 1, "exaflop": 10**18},
+}
+BUDGET = re.compile(rf"{NUMBER} *({'|'.join(MULTIPLES)})? *([a-z]*)")
+BUDGETS = ("20 minutes", "1.5 hours", "10 million tokens", "1e18 flops")  # examples
 
 # C0, DEL, C1, line and paragraph separators, bidirectional overrides, and surrogates, which no stream accepts
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -64,6 +84,36 @@ def budget(amount: float, unit: str) -> str:
     if unit == "tokens":
         return counted(round(amount), "token")
     return f"{amount:g} {unit}"
+
+
+def parse_budget(text: str) -> tuple[float, str]:
+    """The amount and the unit (hours, tokens, flops; empty for a number alone) of a budget in words.
+
+    The amount is the number nearest to what the words say, so 20 minutes are exactly 1/3 hours. Raises ValueError if
+    the words are no budget.
+    """
+    match = BUDGET.fullmatch(text.strip().lower())
+    if match:
+        number, multiple, word = match.groups()
+        amount = Fraction(number.replace(",", "")) * MULTIPLES.get(multiple, 1)
+        if not word:
+            return nearest_float(amount), ""
+        for unit, sizes in BUDGET_UNITS.items():
+            size = sizes.get(word) or sizes.get(word.removesuffix("s"))
+            if size:
+                return nearest_float(amount * size), unit
+    examples = [repr(example) for example in BUDGETS]
+    raise ValueError(
+        f"budget is {text!r}; expected a number and its unit, such as {', '.join(examples[:-1])} or {examples[-1]}"
+    )
+
+
+def nearest_float(value: Fraction) -> float:
+    """The number nearest to a value; infinite if that is too large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def span(low: float, high: float) -> str:

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from flows.cli.run import parameters_in
 from flows.recipes.recipe import RECIPES, STAGES
+from model.wording import parse_budget
 
 
 def leaves(params: BaseModel, path: str = "") -> Iterator[tuple[str, FieldInfo, object]]:
@@ -40,6 +41,8 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
         assert description == field.description
         assert description, f"{stage}.{name} has no description"
         said = shown.replace(",", "") if type(value) is int else shown
+        if name == "budget":
+            said = str(parse_budget(shown)[0])
         assert said == value or json.loads(said) == value, f"{stage}.{name}"
         assert name in starts
 
@@ -51,6 +54,12 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
         ("filter", "max_characters", "integer above 0, or null", "null"),
         ("tokenize", "length", "integer 16 to 2,048", "128"),
         ("download", "files", "list of text", "[]"),
+        (
+            "pretrain",
+            "budget",
+            "number at least 0, or text, such as 20 minutes, 1.5 hours, 10 million tokens, 1e18 flops",
+            "24 hours",
+        ),
         ("decontaminate", "data", "text", '""'),
         ("deduplicate", "methods", "list, each one of exact, minhash, substring", '["exact"]'),
         ("deduplicate", "minhash.bands", "integer 1 to 128", "14"),

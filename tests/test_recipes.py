@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from flows.cram import checked_plan, cram
 from flows.recipes.deltas import DELTAS, NAMED
-from flows.recipes.recipe import RECIPES, STAGES, resolve, without_empty
+from flows.recipes.recipe import RECIPES, STAGES, merge, resolve, without_empty
 from flows.recipes.rules import tuned
 from flows.recipes.study_runs import operations_per_token
 from model import bert, layers, optimizer, schedules
@@ -303,6 +303,40 @@ def test_a_bad_override_is_refused_with_the_field_and_what_it_takes(override, wo
     assert "\n" not in str(refused.value)
 
 
+def test_a_budget_in_words_has_the_key_of_the_number():
+    number = {"budget": 0.05, "budget_unit": "hours"}
+    for name in ("demo", "pocket-frontier", "bert-original"):
+        found = resolve(name, {"pretrain": {"budget": "3 minutes"}})
+        assert found == resolve(name, {"pretrain": number})
+        assert found.pretrain.identity() == resolve(name, {"pretrain": number}).pretrain.identity()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "expected"),
+    [
+        ({"budget": 5e9, "budget_unit": "tokens"}, {"budget": "3 minutes"}, (0.05, "hours")),
+        ({"budget": "3 minutes"}, {"budget": "3e6 tokens"}, (3e6, "tokens")),
+        ({"budget": "3e6 tokens"}, {"budget": 5e6}, (5e6, "tokens")),
+        ({"budget": "3e6 tokens"}, {"budget": "5e6"}, (5e6, "tokens")),
+        ({"budget": "3e6 tokens"}, {"budget": 2, "budget_unit": "hours"}, (2, "hours")),
+        ({"budget": "3e6 tokens"}, {"batch_size": 16}, (3e6, "tokens")),
+        ({"budget": 3e6, "budget_unit": "tokens"}, {"budget": 5e6}, (5e6, "tokens")),
+        ({}, {"budget": "1e15 flops", "budget_unit": "flops"}, (1e15, "flops")),
+    ],
+)
+def test_of_two_budgets_the_later_one_counts_and_words_bring_their_unit(earlier: dict, later: dict, expected: tuple):
+    merged = merge({"pretrain": earlier}, {"pretrain": later})
+    found = resolve("demo", merged).pretrain
+    assert (found.budget, found.budget_unit) == expected
+
+
+def test_a_unit_that_contradicts_a_budget_in_words_is_refused():
+    words, unit = {"pretrain": {"budget": "3 hours"}}, {"pretrain": {"budget_unit": "tokens"}}
+    for override in (merge(words, unit), {"pretrain": words["pretrain"] | unit["pretrain"]}):
+        with pytest.raises(InputError, match=r"pretrain.*3 hours.*tokens"):
+            resolve("demo", override)
+
+
 def test_an_unknown_recipe_is_refused_with_the_names_of_all_recipes():
     with pytest.raises(InputError) as refused:
         resolve("crammed", {})
@@ -361,6 +395,8 @@ def test_an_override_is_validated_at_submission():
     for weight, good in ((1, True), (0, False)):
         assert is_valid({"override": {"download": {"source": {"wikipedia": weight}}}}, schema()) is good
     assert not is_valid({"override": {"filter": {"max_tokens": 1}}}, schema())
+    for budget, good in (("3 minutes", True), (0.05, True), (-1, False), (None, False)):
+        assert is_valid({"override": {"pretrain": {"budget": budget}}}, schema()) is good
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ WRONG = {  # settings, value, and the fields that do not take it
     (Architecture, -1): "funnel convolution",
     (Architecture, "sandwich"): "activation norm norm_order positions and_a_field_that_there_is_not",
     (Architecture, math.nan): "norm_eps",
-    (Training, 0): "budget batch_size learning_rate adam_eps clip cooldown mask_fraction last_mask_fraction",
+    (Training, 0): "batch_size learning_rate adam_eps clip cooldown mask_fraction last_mask_fraction",
     (Training, 1): "warmup beta2 floor dropout mask_fraction last_mask_fraction",
     (Training, 1.1): "batch_ramp weight_decay cooldown masked_share",
-    (Training, -0.1): "warmup batch_ramp weight_decay floor masked_share detection",
+    (Training, -0.1): "budget warmup batch_ramp weight_decay floor masked_share detection",
     (Training, "never"): "optimizer schedule budget_unit and_a_field_that_there_is_not",
     (Training, math.inf): "budget clip",
     (Finetuning, 0): "epochs batch_size learning_rate",
@@ -100,3 +100,31 @@ def test_warmup_and_cooldown_may_be_the_whole_budget_and_the_default_of_one_that
         Training(schedule="trapezoid", warmup=hundredths / 100, cooldown=(100 - hundredths) / 100)
     for schedule, read in (("cosine", "warmup"), ("linear", "warmup"), ("ramp", "cooldown")):
         Training(schedule=schedule, **{read: 0.99})
+
+
+@pytest.mark.parametrize(
+    ("given", "budget", "unit"),
+    [
+        ({"budget": "3 minutes"}, 0.05, "hours"),
+        ({"budget": "3e6 tokens"}, 3e6, "tokens"),
+        ({"budget": "3e6 tokens", "budget_unit": "tokens"}, 3e6, "tokens"),
+        ({"budget": "3e6", "budget_unit": "tokens"}, 3e6, "tokens"),
+        ({"budget": "2"}, 2, "hours"),
+    ],
+)
+def test_a_budget_may_be_in_words_with_its_unit(given: dict, budget: float, unit: str):
+    assert Training(**given) == Training(budget=budget, budget_unit=unit)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"budget": "3 minutes", "budget_unit": "tokens"}, ["'3 minutes'", "tokens"]),
+        ({"budget": 0.05, "budget_unit": "tokens"}, ["0.05 tokens", "budget_unit"]),
+        ({"budget": "1e-3 flops"}, ["0.001 flops"]),
+        ({"budget": "3 parsecs"}, ["'3 parsecs'", "20 minutes"]),
+    ],
+)
+def test_a_budget_that_contradicts_its_unit_or_has_none_is_refused(given: dict, words: list[str]):
+    said = refusal(Training, **given)
+    assert [word for word in words if word not in said] == []

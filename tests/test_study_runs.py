@@ -148,6 +148,8 @@ def test_no_option_of_architecture_and_training_is_idle():
         ("pocket 3,000,000 tokens", "crammed-bert", ("pocket", 1, 3e6, "tokens"), "pocket, 3,000,000 tokens"),
         ("1e15 flops", "modern", ("pocket", 1, 1e15, "flops"), "pocket, 1e+15 flops"),
         ("day 0.5 hours", "izsak", ("day", 1, 0.5, "hours"), "day, 30 minutes"),
+        ("pocket 3 minutes", "crammed-bert", ("pocket", 1, 0.05, "hours"), "pocket, 3 minutes"),
+        ("day, 10 million tokens", "izsak", ("day", 1, 1e7, "tokens"), "day, 10,000,000 tokens"),
         ("pocket x0.5", "crammed-bert", ("pocket", 0.5, None, ""), "pocket x 0.5"),
         ("pocket x 0.5, 3e6 tokens", "modern", ("pocket", 0.5, 3e6, "tokens"), "pocket x 0.5, 3,000,000 tokens"),
         ("", "demo", ("", 1, None, ""), ""),
@@ -216,6 +218,13 @@ def test_an_override_holds_for_all_runs_but_for_what_a_run_sets_itself():
         assert {(one.clip, one.architecture.layers) for one in trained} == {(2.0, 3)}
         masks = [{"pretrain.mask_fraction": each} for each in (0.15, 0.25)]
         assert [run.member.changes for run in found] == [{}, *masks]
+
+
+def test_a_budget_in_words_of_a_run_or_an_override_is_that_number_in_its_unit():
+    study = {"own": {}, "short": {"pretrain": {"budget": "20 minutes"}}, "long": {"scale": {"budget": 2}}}
+    found = recipes(study, override={"pretrain": {"budget": "3e6 tokens"}})
+    budgets = {name: (one.pretrain.budget, one.pretrain.budget_unit) for name, one in found.items()}
+    assert budgets == {"own": (3e6, "tokens"), "short": (1 / 3, "hours"), "long": (6e6, "tokens")}
 
 
 def test_multiples_are_of_the_size_and_budget_that_a_run_has_otherwise():

@@ -185,7 +185,7 @@ class Parameter(NamedTuple):
 
 def parameters_of(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[Parameter]:
     """The parameters of a model and of the models in it, with their `values`."""
-    from flows.recipes.recipe import describe_values, in_words, level
+    from flows.recipes.recipe import describe_values, level, value_in_words
 
     schemas = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
@@ -193,7 +193,7 @@ def parameters_of(model: "type[BaseModel]", values: dict[str, Any], path: str = 
         if inner:
             yield from parameters_of(inner, values[name], f"{path}{name}.")
         else:
-            value = in_words(values[name]) or '""'
+            value = value_in_words(values, name) or '""'
             yield Parameter(path + name, describe_values(schemas[name]), value, field.description or "")
 
 

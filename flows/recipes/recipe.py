@@ -15,7 +15,8 @@ from flows.recipes.rules import LIMITS, reads_files
 from flows.summary import check_name, did_you_mean
 from model.errors import InputError
 from model.layouts import STARTS
-from model.settings import Architecture
+from model.settings import Architecture, AskedBudget, with_budget_as_number
+from model.wording import budget, parse_budget
 from tasks import adopt
 from tasks.decontaminate import Decontaminate
 from tasks.deduplicate import Deduplicate
@@ -32,6 +33,7 @@ from tasks.text.words import ASCII
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
+BUDGET, UNIT = ("budget", "budget_unit")  # fields of pretraining
 LONGEST_DEFAULT = 40  # characters of a default in a description
 KINDS = {"string": "text", "boolean": "true or false"}  # other types keep their names in JSON Schema
 
@@ -86,7 +88,29 @@ def merge(base: dict, delta: dict, model: type[BaseModel] = Recipe) -> dict:
         if inner and isinstance(value, dict):
             value = merge(base.get(name, {}), value, inner)
         merged[name] = value
+    return with_budget_of(merged, base, delta) if UNIT in model.model_fields else merged
+
+
+def with_budget_of(merged: dict, base: dict, delta: dict) -> dict:
+    """Merged settings of pretraining, in which a budget in words brings its unit, and a number keeps the earlier unit.
+
+    `base`, `delta`: what was merged. A unit that stands beside words or comes after them stays, and is refused later if
+    it contradicts them.
+    """
+    if UNIT in delta or BUDGET not in delta:
+        return merged
+    if has_unit(delta[BUDGET]):
+        return {name: value for name, value in merged.items() if name != UNIT}
+    if has_unit(base.get(BUDGET)):
+        return merged | {UNIT: with_budget_as_number(base)[UNIT]}
     return merged
+
+
+def has_unit(given: Any) -> bool:
+    """Whether a budget is in words, with its unit."""
+    with suppress(ValueError):  # other text is refused later
+        return isinstance(given, str) and parse_budget(given)[1] != ""
+    return False
 
 
 def describe_values(schema: dict) -> str:
@@ -107,6 +131,8 @@ def describe_values(schema: dict) -> str:
         return "true or false"
     if choices:
         return f"one of {', '.join(map(str, choices))}"
+    if "examples" in schema:
+        return f"text, such as {', '.join(schema['examples'])}"
     kind = schema.get("type", "any value")
     return f"{KINDS.get(kind, kind)} {describe_range(schema)}".strip()
 
@@ -126,11 +152,16 @@ def in_words(value: Any) -> str:
     return f"{value:,}" if type(value) is int else json.dumps(value)
 
 
-def _for_the_form(default: Any, schema: dict) -> None:
+def value_in_words(values: dict, name: str) -> str:
+    """The value of one of a stage's fields as text; a budget with its unit."""
+    return budget(values[BUDGET], values[UNIT]) if name == BUDGET else in_words(values[name])
+
+
+def _for_the_form(value: str, schema: dict) -> None:
     """Change a field's JSON schema so that Prefect's form sends the field only if the user sets it.
 
     For a boolean the form has a switch and sends false; for choices it has a list, which may stay empty. The form shows
-    no ranges and no defaults, so the description names the range and the value in the paper's recipe.
+    no ranges and no defaults, so the description names the range and the `value` in the paper's recipe.
     """
     if schema.get("type") == "boolean":
         del schema["type"]
@@ -138,7 +169,6 @@ def _for_the_form(default: Any, schema: dict) -> None:
     for inner in (schema, schema.get("items", {})):
         if "oneOf" in inner:  # unknown to the form
             inner["anyOf"] = inner.pop("oneOf")
-    value = in_words(default)
     usual = f"in crammed-bert: {value}" if 0 < len(value) <= LONGEST_DEFAULT else ""
     facts = "; ".join(filter(None, (describe_values(schema), usual)))
     schema["description"] = f"{schema.get('description', '')} {facts[0].upper()}{facts[1:]}.".strip()
@@ -154,10 +184,11 @@ def _partial(model: type[BaseModel], base: dict) -> type:
             first_line, *_ = (nested.__doc__ or "").split("\n")
             about = Field(title=name, description=info.description or first_line)
         else:
-            kind = info.annotation
-            shown = functools.partial(_for_the_form, base[name])
+            kind = AskedBudget if name == BUDGET else info.annotation
+            shown = functools.partial(_for_the_form, value_in_words(base, name))
             about = Field(title=name, description=info.description, json_schema_extra=shown)
-        fields[name] = Annotated[kind, about, *info.metadata]
+        constraints = [] if name == BUDGET else info.metadata
+        fields[name] = Annotated[kind, about, *constraints]
     return _optional_fields(f"{model.__name__}Override", fields)
 
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from flows.recipes.deltas import DELTAS, NAMED, POCKET_EXTRA
 from flows.recipes.recipe import Recipe, check_changes, merge, parse_json, recipe_of
@@ -13,17 +13,16 @@ from flows.recipes.rules import LIMITS, POCKET_HEAD, nearest, pocket, reads_file
 from flows.recipes.studies import STUDIES
 from flows.summary import check_name
 from model.errors import InputError
-from model.settings import READ_BY, Training
-from model.wording import budget
+from model.settings import READ_BY, Training, with_budget_as_number
+from model.wording import NUMBER, budget, parse_budget
 from tasks.compare import Compare, Member
 from tasks.pretrain import Pretrain
 
-NUMBER = r"(\d{1,3}(?:,\d{3})+|\d*\.?\d+(?:[eE][+-]?\d+)?)"  # commas between thousands only
-SCALE = re.compile(rf"(?:(pocket|day)(?: +x *{NUMBER})?)?(?:(?:^|(?<=\w),? +){NUMBER} +(hour|token|flop)s?)?")
+SCALE = re.compile(rf"(?:(pocket|day)(?: +x *{NUMBER})?)?(?:(?:^|(?<=\w),? +)(\S.*))?", re.IGNORECASE)
 MOST = 64  # the largest multiple of a size
 SCALES = (
     f"a size (pocket, day, or 1/{MOST} to {MOST} times its depth and width, as 'pocket x 0.5'), a budget (at least "
-    "a token or flop: '3e6 tokens', '0.5 hours', '1e15 flops'), or both: 'pocket 3e6 tokens'"
+    "a token or flop: '3e6 tokens', '30 minutes', '1e15 flops'), or both: 'pocket 3e6 tokens'"
 )
 KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them itself
     "tokenize": {"heldout_fraction", "sort"},
@@ -45,6 +44,12 @@ class Multiples(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 RunName = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]  # not empty, on one line, without space around it
 
 
+def with_budgets_as_numbers(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes of a run, whose budget may be in words, with its budget as a number and the unit."""
+    pretrain = changes.get("pretrain")
+    return changes if pretrain is None else changes | {"pretrain": with_budget_as_number(pretrain)}
+
+
 class Study(BaseModel, frozen=True, extra="forbid"):
     """A list of runs. studies.py has those that come with cram."""
 
@@ -53,7 +58,7 @@ class Study(BaseModel, frozen=True, extra="forbid"):
     published: dict[str, str] = Field({}, description="Figures or findings of the paper, by run.")
     recipe: str = Field("crammed-bert", description="The recipe that the runs change.")
     fit: bool = Field(False, description="Whether to fit a scaling law to the runs.")
-    runs: dict[RunName, dict[str, Any]] = Field(
+    runs: dict[RunName, Annotated[dict[str, Any], AfterValidator(with_budgets_as_numbers)]] = Field(
         min_length=1, description="The changes of each run; the first is the one that the others are compared with."
     )
 
@@ -109,12 +114,18 @@ def parse_scale(text: str, recipe: str) -> Scale:
     match = SCALE.fullmatch(text.strip())
     if not match:
         raise wrong
-    size, by, number, noun = match.groups()
+    size, by, words = match.groups()
     multiple = number_of(by) if by else 1.0
-    amount = number_of(number) if number else None
+    amount = None
+    unit = ""
+    if words:
+        try:
+            amount, unit = parse_budget(words)
+        except ValueError:
+            raise wrong from None
+        if not unit or not 0 < amount < math.inf or (amount < 1 and unit != "hours"):
+            raise wrong
     if not 1 / MOST <= multiple <= MOST:
-        raise wrong
-    if amount is not None and (not 0 < amount < math.inf or (amount < 1 and noun != "hour")):
         raise wrong
     if size and recipe not in NAMED:
         raise InputError(
@@ -122,7 +133,7 @@ def parse_scale(text: str, recipe: str) -> Scale:
             f"recipes {', '.join(NAMED)}."
         )
     usual = "pocket" if recipe in NAMED else ""
-    return Scale(size or usual, multiple, amount, f"{noun}s" if noun else "")
+    return Scale(size.lower() if size else usual, multiple, amount, unit)
 
 
 def number_of(text: str) -> float:
