@@ -51,8 +51,8 @@ from tasks.glue import metrics, reading
 from tasks.glue.own import by_name
 from tasks.glue.table import TASKS as GLUE_TASKS
 from tasks.store.artifacts import HELDOUT_TEXT
+from tasks.text.holdout import measured_texts
 from tasks.text.tokenizer import heldout_of, load_tokenizer
-from tasks.tokenize import measured_texts
 
 SPECIAL_TOKENS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]  # in the course's order
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")

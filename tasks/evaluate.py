@@ -6,7 +6,7 @@ Writes  documents.parquet   the measured documents: id, source, tokens, words, c
 
 Losses per character and per byte can be compared between models with different vocabularies. Whether a model was
 trained on the text is not checked; of held-out documents, those that share passages with the training text of their own
-artifact are left out, as they are when it is measured (tasks/tokenize.py). Documents are held out by the digest of
+artifact are left out, as they are when it is measured (tasks/text/holdout.py). Documents are held out by the digest of
 their text, so a held-out document of one corpus is held out of every other that has it unchanged and holds out as large
 a fraction, or a larger one.
 """
@@ -25,8 +25,8 @@ from model.errors import InputError
 from tasks.corpus.parts import parts_of, row_name, tables
 from tasks.stage import Params, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, Artifact
+from tasks.text.holdout import MEASURED_CHARACTERS, choose_measured, digest_of, may_be_measured
 from tasks.text.tokenizer import load_tokenizer, specials_of
-from tasks.tokenize import MEASURED_CHARACTERS, choose_measured, digest_of, may_be_measured
 
 if TYPE_CHECKING:
     from model.heldout import Heldout

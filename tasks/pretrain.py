@@ -36,8 +36,8 @@ from tasks.reports.model_card import card
 from tasks.stage import Params, environment, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts_of
 from tasks.store.lineage import lineage, lineage_of
+from tasks.text.holdout import digest_of, measured_texts
 from tasks.text.tokenizer import FILES, heldout_of, load_tokenizer, specials_of
-from tasks.tokenize import digest_of, measured_texts
 from tasks.workers.progress import Progress
 from tasks.workers.tracking import trackers
 

@@ -12,13 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import corpus_of, document, store_of_its_own
 
-from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import unit_hash
 from tasks.reports.funnel import overlap
 from tasks.store.artifacts import Artifact
+from tasks.text import holdout
+from tasks.text.holdout import may_be_measured
 from tasks.text.ngrams import Known
 from tasks.text.overlap import WORDS_IN_A_ROW, ngrams_in, ngrams_in_common, words_in_common
-from tasks.tokenize import Tokenize, may_be_measured, tokenize
+from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, vocabulary
 
 FRACTION = 0.2
@@ -196,7 +197,7 @@ def test_where_nothing_is_held_out_nothing_is_shared(words, tmp_path: Path):
 
 
 def test_what_is_left_must_be_a_tenth_of_the_text_that_could_be_measured_and_two_documents(monkeypatch):
-    monkeypatch.setattr(tokenize_stage, "MEASURED_CHARACTERS", 1000)
+    monkeypatch.setattr(holdout, "MEASURED_CHARACTERS", 1000)
 
     def chosen(*documents: tuple[int, int]) -> list[bool]:
         columns = (pa.array(column, pa.int64()) for column in zip(*documents, strict=True))

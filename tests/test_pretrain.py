@@ -27,8 +27,8 @@ from tasks.finetune import Finetune, finetune
 from tasks.pretrain import Pretrain, measure_heldout, pretrain
 from tasks.reports.losses import FEWEST_WORDS
 from tasks.store.artifacts import LINEAGE, Artifact
+from tasks.text.holdout import digest_of, measured_texts
 from tasks.text.tokenizer import CLS, MASK, PAD, SEP
-from tasks.tokenize import digest_of, measured_texts
 
 TINY = Pretrain(
     architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},

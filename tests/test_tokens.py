@@ -22,7 +22,7 @@ from tasks import tokenize as tokenize_stage
 from tasks.corpus.parts import SCHEMA, parts_of, unit_hash
 from tasks.store.artifacts import Artifact
 from tasks.store.publish import refresh
-from tasks.text import sequences
+from tasks.text import holdout, sequences
 from tasks.text.tokenizer import PAD, SEP, UNK
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, vocabulary
@@ -66,7 +66,8 @@ def made(corpus: Artifact, words: Artifact) -> Artifact:
 @pytest.fixture
 def few_measured(monkeypatch: pytest.MonkeyPatch) -> dict:
     """Changes with which the held-out loss is measured on a few documents; no other test makes the same artifact."""
-    monkeypatch.setattr(tokenize_stage, "MEASURED_CHARACTERS", 2000)
+    for module in (tokenize_stage, holdout):
+        monkeypatch.setattr(module, "MEASURED_CHARACTERS", 2000)
     return {"seed": 1}
 
 
@@ -145,7 +146,7 @@ def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
         "tokens": sum(len(encoded[text]) for text in alone),
         "unknown_tokens": sum(encoded[text].count(UNK) for text in alone),
         "sequences": len(Heldout.load(made.path).sequences),
-        "digest": tokenize_stage.digest_of(measured_of(made)),
+        "digest": holdout.digest_of(measured_of(made)),
         "shared": dict.fromkeys(shared, 0) | {"words_in_a_row": 13},
     }
     every = sizes(texts)
@@ -189,16 +190,14 @@ def test_the_measured_documents_depend_on_the_texts_alone(corpus, words, tmp_pat
     assert all(measured_of(made) == measured_of(base) for made in found)
     digests = [made.stats["heldout"]["measured"]["digest"] for made in (base, *found)]
     assert len(set(digests)) == 1
-    assert digests[0] != tokenize_stage.digest_of(measured_of(base)[:-1])
+    assert digests[0] != holdout.digest_of(measured_of(base)[:-1])
 
 
 def test_a_first_document_of_more_than_the_limit_is_measured_alone():
     texts = ["a" * 50, "b" * 10, "c" * 10, "d" * 10]
-    assert tokenize_stage.choose_measured(texts, 5).tolist() == [
-        min(range(4), key=lambda place: unit_hash(texts[place]))
-    ]
-    assert sorted(tokenize_stage.choose_measured(texts, 10**6).tolist()) == [0, 1, 2, 3]
-    assert tokenize_stage.choose_measured([], 5).tolist() == []
+    assert holdout.choose_measured(texts, 5).tolist() == [min(range(4), key=lambda place: unit_hash(texts[place]))]
+    assert sorted(holdout.choose_measured(texts, 10**6).tolist()) == [0, 1, 2, 3]
+    assert holdout.choose_measured([], 5).tolist() == []
 
 
 def test_as_many_are_held_out_as_asked_for_chosen_by_their_text_alone(corpus, words, made, tmp_path: Path, texts):

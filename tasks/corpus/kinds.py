@@ -84,7 +84,8 @@ SHARD = re.compile(r"[-_. ]?\d+([-_. ]?of[-_. ]?\d+(-[0-9a-f]{16})?)?$")
 SUFFIX = re.compile(r"\.[a-z_-]{1,12}\d?|\.7z")  # that names a kind; the number of a shard doesn't
 HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")
 ABOUT = re.compile(
-    r"(readme|licen[cs]e|notice|citation|changelog)(\.(md|rst|cff))?|_[a-z_]+(_\d+)?|(state|dataset_(dict|infos?))\.json"
+    r"(readme|licen[cs]e|notice|citation|changelog)(\.(md|rst|cff))?"
+    r"|_[a-z_]+(_\d+)?|(state|dataset_(dict|infos?))\.json"
     r"|(v\d+|\d+-[0-9a-f-]+)\.metadata\.json",  # the last of Iceberg
     re.I,
 )
