@@ -411,3 +411,10 @@ def test_real_text_of_six_scripts_has_the_ids_of_transformers(store: Path, tmp_p
     theirs = AutoTokenizer.from_pretrained(made.path)(texts, add_special_tokens=False)["input_ids"]
     assert encode(load_tokenizer(made.path), texts) == theirs
     assert np.mean(np.concatenate(theirs) == UNK) < 0.01
+
+
+def test_nothing_is_learned_from_a_word_with_a_character_that_gets_no_entry():
+    words = pa.table({"word": ["the", "zqzqzqzq☃"], "count": [300, 1]})  # a character that occurs once gets none
+    known = train_wordpiece(words, 256, UNICODE).get_vocab()
+    assert "the" in known
+    assert not {"zq", "##zq"} & set(known)

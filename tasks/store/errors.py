@@ -86,12 +86,6 @@ def mount_of(path: str) -> str:
     return str(next(filter(os.path.ismount, (real, *real.parents))))
 
 
-def described(place: str, problem: str) -> str:
-    """A path in a sentence; if the disk is full, with its file system, since that is what needs space."""
-    mount = mount_of(place) if problem in NO_SPACE else place
-    return place if mount == place else f"{place}, on the file system at {mount}"
-
-
 def setting_of(place: str) -> str:
     """What to set so that files are written elsewhere than at this path; empty if none of cram's settings does that."""
     path = Path(place).absolute()
