@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.cli.artifacts import diff, ls, show
+from flows.cli.bench import bench
 from flows.cli.common import recipe_names, say, stage_names
 from flows.cli.ending import signals_as_sentences
 from flows.cli.execution import ServerLost
@@ -39,7 +40,7 @@ ABOUT = "Pretrain a BERT-class encoder from scratch within a budget, from raw te
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 STAGES_IN_ORDER = f"Stages, in order: {', '.join(stage_names())}."
 ON_STAGES: tuple[Callable, ...] = (ls, show, diff, params, verify, lineage)
-OTHERS: tuple[Callable, ...] = (gc, pin, push_artifact, pull, evaluate, predict, fill, export, push)
+OTHERS: tuple[Callable, ...] = (gc, pin, push_artifact, pull, evaluate, predict, fill, export, push, bench)
 
 app.command(epilog=f"Recipes: {', '.join(recipe_names())}.\n\n{STAGES_IN_ORDER}")(run)
 app.command()(study)
