@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Column
 
 from flows.cli.common import print_table, recipe_names, say
-from flows.cli.run import parse_overrides
-from flows.summary import check_name, relative
+from flows.cli.run import begin, parse_overrides
+from flows.summary import relative
 
 if TYPE_CHECKING:
     from flows.recipes.recipe import Recipe
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def bench(
     recipe: Annotated[
-        str, typer.Argument(help="Recipe whose training is measured.", autocompletion=recipe_names)
+        str, typer.Argument(help="Recipe, or recipe file, whose training is measured.", autocompletion=recipe_names)
     ] = "pocket-frontier",
     override: Annotated[
         list[str] | None,
@@ -38,15 +38,14 @@ def bench(
     It prints tables and writes them as a page, bench-RECIPE.html and .md, to the current folder. Nothing is trained,
     and nothing enters the store.
     """
-    from flows.recipes.deltas import DELTAS
-    from flows.recipes.recipe import refuse_without_start, resolve
+    from flows.recipes.recipe import merge, refuse_without_start, resolve
     from tasks.bench import budget_rows, findings, part_rows, rate_rows, write_page
     from tasks.stage import environment
 
-    changes = parse_overrides(override or [])
-    check_name("recipe", recipe, DELTAS)
-    refuse_without_start(recipe, changes)
-    found = measure(recipe, resolve(recipe, changes), seconds)
+    begun = begin(recipe)
+    changes = merge(begun.override, parse_overrides(override or []))
+    refuse_without_start(begun.recipe, changes)
+    found = measure(Path(recipe).stem, resolve(begun.recipe, changes), seconds)
     for rows in (part_rows(found), rate_rows(found), budget_rows(found)):
         print_numbers(rows)
         say("")
@@ -65,9 +64,9 @@ def measure(name: str, settings: "Recipe", seconds: float) -> "Bench":
     here = machine.detect()
     pretrain = settings.pretrain
     bert = Bert(pretrain.architecture, settings.vocabulary.entries, settings.tokenize.length, pretrain.seed)
-    with shown(seconds) as begin:
+    with shown(seconds) as show:
         how = settings.vocabulary.normaliser()
-        return bench.measure(name, bert, pretrain.training(), how, here, seconds, begin)
+        return bench.measure(name, bert, pretrain.training(), how, here, seconds, show)
 
 
 @contextmanager
@@ -77,15 +76,15 @@ def shown(seconds: float) -> Iterator[Callable[[str], None]]:
     started = time.monotonic()
     with errors.status(f"Measuring, about {seconds:.0f} s") as status:
 
-        def begin(name: str) -> None:
+        def show(name: str) -> None:
             elapsed = time.monotonic() - started
-            line = f"Measuring {escape(name)} ({elapsed:.0f} of about {seconds:.0f} s)"
+            line = f"Measuring {escape(name)} ({elapsed:.0f} s)"
             if errors.is_terminal:
                 status.update(line)
             else:
                 errors.print(line, highlight=False, soft_wrap=True)
 
-        yield begin
+        yield show
 
 
 def print_numbers(rows: list[dict[str, str]]) -> None:
