@@ -17,6 +17,7 @@ from flows.cli.common import recipe_names, say, stage_names
 from flows.cli.ending import signals_as_sentences
 from flows.cli.execution import ServerLost
 from flows.cli.export import export, push
+from flows.cli.init import init
 from flows.cli.predict import fill, predict
 from flows.cli.remote import pull, push_artifact
 from flows.cli.run import params, run
@@ -42,6 +43,7 @@ STAGES_IN_ORDER = f"Stages, in order: {', '.join(stage_names())}."
 ON_STAGES: tuple[Callable, ...] = (ls, show, diff, params, verify, lineage)
 OTHERS: tuple[Callable, ...] = (gc, pin, push_artifact, pull, evaluate, predict, fill, export, push, bench)
 
+app.command()(init)
 app.command(epilog=f"Recipes: {', '.join(recipe_names())}.\n\n{STAGES_IN_ORDER}")(run)
 app.command()(study)
 for command in ON_STAGES:

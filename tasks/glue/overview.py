@@ -1,0 +1,341 @@
+"""What somebody's labelled data is: which columns have the text and the label, of which kind the label is, how many.
+
+A sample of the rows shows the columns; then the task is read as a run reads it, which finds what it refuses.
+"""
+
+import itertools
+import re
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from model.errors import InputError
+from model.settings import Kind
+from tasks.corpus.columns import list_names
+from tasks.corpus.containers import head_of
+from tasks.corpus.kinds import ending
+from tasks.corpus.losses import NOT_UTF8, Loss
+from tasks.corpus.overview import GUESSED, is_utf8
+from tasks.corpus.profile import Profile, profiles_of, prose_in
+from tasks.corpus.rows import records
+from tasks.glue.classes import MOST_NUMBERS
+from tasks.glue.conll import SPAN
+from tasks.glue.data import CONLL, splits_of
+from tasks.glue.labels import is_list, is_written_list
+from tasks.glue.lists import parse_list
+from tasks.glue.own import FILE, RESERVED, Definition
+from tasks.glue.pieces import TEXT, TOKENS, USUAL
+from tasks.glue.reading import Data, read_files
+from tasks.glue.table import LABEL
+
+SAMPLED = 20_000  # rows that show what the columns hold
+LARGEST = 500_000_000  # bytes of the files of a task that is read whole
+MOST_CLASSES = 0.2  # different values, as a share of the rows, up to which words are classes
+FEWEST_CLASSES = 10  # different values that may be classes however few rows there are, if some repeat
+LONGEST_NAME = 60  # characters of the median name of a class
+SEPARATORS = re.compile(r"\s*[,;|]\s*")  # between several labels in a string
+SEPARATED = 0.3  # of the strings, from which those with a separator show that it divides labels
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+NUMBERED = re.compile(r"(.*?)[ _-]?([12ab])")  # the names of the two texts of a pair
+PAIRS = (  # other names of such columns
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+    ("question", "answer"),
+    ("question", "passage"),
+    ("query", "passage"),
+    ("query", "document"),
+)
+HINTS = re.compile(  # of the name of a label's column, in some languages
+    r"label|class|categ|kateg|klass|target|topic|thema|theme|tema|sentiment|tag|genre|intent|rating|stars|score|type"
+    r"|emotion|urteil|bewertung",
+    re.IGNORECASE,
+)
+DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}.*")
+
+
+@dataclass(frozen=True)
+class TaskOverview:
+    """What was found in labelled data."""
+
+    definition: Definition
+    data: Data | None  # as a run reads it; None if it wasn't read
+    train: list[Path] = field(default_factory=list)  # the files with the training rows
+    others: dict[str, list[str]] = field(default_factory=dict)  # by field, columns that may be meant too
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the training rows; both texts of a pair in one."""
+        if self.data is None:
+            return []
+        table = self.data.tables["train"]
+        columns = [table[name] for name in self.data.task.columns]
+        return [" ".join(row) for row in zip(*columns, strict=True)]
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """The labelled rows by class, without those for testing; tags are counted by token. Empty for numbers."""
+        if self.data is None or not self.data.task.labels:
+            return {}
+        counts = Counter(dict.fromkeys(self.data.task.labels, 0))
+        for split, table in self.data.tables.items():
+            if split != "test":
+                for label in table[LABEL]:
+                    counts.update(self.names_in(label))
+        return dict(counts)
+
+    def names_in(self, label: Any) -> list[str]:
+        """The names of the classes in a label, which is a number, or a tuple with one for each token or class."""
+        names = self.data.task.labels if self.data else ()
+        if self.definition.kind == "multilabel":
+            return [name for name, is_there in zip(names, label, strict=True) if is_there]
+        places = label if self.definition.kind == "tokens" else [label]
+        return [names[place] for place in places]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The columns of a task, and what else may be meant."""
+
+    text: str
+    label: str
+    kind: Kind
+    pair: str = ""
+    others: dict[str, list[str]] = field(default_factory=dict)
+    unlabelled: float = 0.0  # share of the rows without a label
+
+
+def look_at_labels(data: str) -> TaskOverview:
+    """What labelled data is: a file, a folder, or a data set of the hub. Raises InputError if it can't be used."""
+    name = name_of(data)
+    first = Definition(name=name, data=data)
+    if first.repository():
+        doubt = f"{data} is not here but on the hub, so nobody has looked at it: set its text, label and kind."
+        return TaskOverview(first, None, doubts=[doubt])
+    files, _ = splits_of(first)
+    if "train" not in files:
+        read_files(first)  # which refuses it
+    train = files["train"][0]
+    doubts: list[str] = []
+    encoding = ""
+    if is_textual(train) and not is_utf8(train, train.name):
+        encoding = GUESSED
+        doubts.append(f"{train.name} is not UTF-8 and is read as {GUESSED}, which is a guess; look at its accents.")
+    if has_token_lines(train):
+        definition = Definition(name=name, data=data, kind="tokens", encoding=encoding)
+        return TaskOverview(definition, read_files(definition), files["train"], doubts=doubts)
+    chosen = choose(sampled_rows(train, encoding), f"{name}/{train.name}")
+    settings: dict = {"text": chosen.text, "pair": chosen.pair, "label": chosen.label, "kind": chosen.kind}
+    settings["encoding"] = encoding
+    if chosen.unlabelled > Definition.model_fields["max_unlabelled"].default:
+        settings["max_unlabelled"] = min(0.99, round(chosen.unlabelled + 0.05, 2))
+        doubts.append(f"{100 * chosen.unlabelled:.0f} % of the rows have no label; they are left out.")
+    given = {field: value for field, value in settings.items() if value}
+    definition = Definition(name=name, data=data, **given)
+    size = sum(path.stat().st_size for paths in files.values() for path in paths)
+    if size > LARGEST:
+        doubts.append(f"{data} has {size / 1e6:,.0f} MB; only its first {SAMPLED:,} rows were looked at.")
+        return TaskOverview(definition, None, files["train"], chosen.others, doubts)
+    return TaskOverview(definition, read_files(definition), files["train"], chosen.others, doubts)
+
+
+def name_of(data: str) -> str:
+    """A name for a task, from that of its file, folder or data set."""
+    last = Path(data).expanduser().resolve().name if Path(data).expanduser().exists() else data.rsplit("/", 1)[-1]
+    stem = last.split(".")[0] if FILE.fullmatch(last) else last
+    plain = re.sub(r"[^\w.-]+", "-", stem).strip("-.")[:50] or "labels"
+    return f"my-{plain}" if plain in RESERVED else plain
+
+
+def is_textual(path: Path) -> bool:
+    """Whether a file of labelled data is text."""
+    return ending(path.name) not in (".parquet", ".arrow", ".feather")
+
+
+def has_token_lines(path: Path) -> bool:
+    """Whether a file has a token and its tag on each line."""
+    if ending(path.name) in CONLL:
+        return True
+    if ending(path.name) != ".tsv":
+        return False
+    blocks = head_of(path).decode(errors="replace").replace("\r\n", "\n").strip().split("\n\n")
+    last_fields = [line.rsplit("\t", 1)[-1] for block in blocks for line in block.split("\n")]
+    return len(blocks) > 1 and any(map(SPAN.fullmatch, last_fields))
+
+
+def sampled_rows(path: Path, encoding: str) -> list[dict]:
+    """The first rows of a file of labelled data. Raises InputError, as a run would, for one that can't be read."""
+    rows = []
+    for row in itertools.islice(records(path, path.name, encoding), SAMPLED):
+        if isinstance(row, Loss):
+            advice = " Set encoding of the task." if row.reason == NOT_UTF8 else ""
+            raise InputError(f"{path.name}: line {row.line:,} can't be read: {row.reason}. Correct it.{advice}")
+        rows.append(row[1])
+    if not rows:
+        raise InputError(f"{path.name} has no rows. Get it again.")
+    return rows
+
+
+# Columns
+
+
+def choose(rows: list[dict], where: str) -> Chosen:
+    """The columns of a task, by a sample of rows. Raises InputError if there is no text, or no label."""
+    profiles = profiles_of(rows)
+    tokens = tokens_and_tags(profiles)
+    if tokens:
+        return Chosen(*tokens, "tokens")
+    texts = text_columns(profiles)
+    if not texts:
+        raise InputError(f"{where} has no column with texts. Its columns: {list_names(list(profiles))}.")
+    text, pair = pair_in(texts) or (texts[0], "")
+    labels = label_columns(profiles, {text, pair})
+    if not labels:
+        raise InputError(
+            f"{where} has no column with labels, which are a few words or whole numbers that repeat, numbers, or "
+            f"lists. The text seems to be {text}; its columns: {list_names(list(profiles))}."
+        )
+    [(label, kind), *more] = labels.items()
+    gaps = profiles[label].gaps
+    others = {
+        TEXT: [name for name in texts if name not in (text, pair, label)],
+        LABEL: [name for name, _ in more if name not in texts],
+    }
+    return Chosen(text, label, kind, pair, others, gaps / len(rows))
+
+
+def tokens_and_tags(profiles: dict[str, Profile]) -> tuple[str, str] | None:
+    """The columns with the tokens and with their tags: lists that are equally long in all rows; None if there are none.
+
+    Usual names come first; else the tokens are the column with more different values in its lists.
+    """
+    lists: dict[str, list[list]] = {}
+    for name, profile in profiles.items():
+        found = [as_list(value) for value in profile.values]
+        if found and None not in found:
+            lists[name] = [values for values in found if values is not None]
+    for (name, values), (other, tags) in itertools.permutations(lists.items(), 2):
+        same_lengths = list(map(len, values)) == list(map(len, tags))
+        is_usual = name.lower() in USUAL[TOKENS] or other.lower() in USUAL["tags"]
+        has_words = any(isinstance(value, str) for row in values for value in row)
+        if same_lengths and has_words and (is_usual or vocabulary_of(values) > vocabulary_of(tags)):
+            return name, other
+    return None
+
+
+def vocabulary_of(lists: Sequence[list]) -> int:
+    """The number of different values in lists."""
+    return len({str(value) for values in lists for value in values})
+
+
+def as_list(value: object) -> list | None:
+    """A list, or the one that a text stands for; None for all else."""
+    if is_list(value):
+        return list(value)  # type: ignore[call-overload]
+    if isinstance(value, str) and is_written_list(value):
+        return parse_list(value)
+    return None
+
+
+def text_columns(profiles: dict[str, Profile]) -> list[str]:
+    """The columns that may have the text: first those with usual names, then the longest; single words if no other."""
+    prose = [profile.name for profile in prose_in(profiles) if not seems_listed(profile)]
+    usual = [name for name in prose if name.lower() in USUAL[TEXT]]
+    if prose:
+        return list(dict.fromkeys([*usual, *prose]))
+    words = []
+    for profile in profiles.values():
+        is_words = profile.strings and len(profile.strings) == len(profile.values) and profile.numbers is None
+        if is_words and profile.different > MOST_CLASSES * len(profile.values) and not seems_listed(profile):
+            words.append(profile)
+    words.sort(key=lambda profile: (profile.name.lower() not in USUAL[TEXT], -profile.different))
+    return [profile.name for profile in words]
+
+
+def pair_in(texts: Sequence[str]) -> tuple[str, str] | None:
+    """The two columns of a pair of texts, by their names; None if there are none."""
+    by_lower = {name.lower(): name for name in texts}
+    for first, second in PAIRS:
+        if first in by_lower and second in by_lower:
+            return by_lower[first], by_lower[second]
+    stems: dict[str, list[str]] = {}
+    for name in sorted(texts):
+        match = NUMBERED.fullmatch(name.lower())
+        if match:
+            stems.setdefault(match[1], []).append(name)
+    for names in stems.values():
+        if len(names) == 2:
+            return names[0], names[1]
+    return None
+
+
+def label_columns(profiles: dict[str, Profile], taken: set[str]) -> dict[str, Kind]:
+    """The columns that may have the label, with its kind: those with usual names first, classes before numbers."""
+    found: dict[str, Kind] = {}
+    for name, profile in profiles.items():
+        kind = kind_of(profile) if name not in taken else None
+        if kind:
+            found[name] = kind
+    order: list[Kind] = ["classes", "multilabel", "regression", "tokens"]
+
+    def rank(name: str) -> tuple:
+        lower = name.lower()
+        place = USUAL[LABEL].index(lower) if lower in USUAL[LABEL] else len(USUAL[LABEL])
+        is_words = profiles[name].numbers is None
+        return place, HINTS.search(lower) is None, order.index(found[name]), not is_words, profiles[name].different
+
+    return {name: found[name] for name in sorted(found, key=rank)}
+
+
+def kind_of(profile: Profile) -> Kind | None:
+    """What the labels in a column would be; None if it can't have labels, as with texts, names and indices."""
+    values = profile.values
+    if not values or profile.different < 2:
+        return None
+    if all(as_list(value) is not None for value in values):
+        return "multilabel"
+    numbers = profile.numbers
+    if numbers is not None:
+        are_whole = all(number.is_integer() for number in numbers)
+        if are_whole and profile.different <= MOST_NUMBERS and repeats(profile):
+            return "classes"
+        is_usual = profile.name.lower() in USUAL[LABEL]
+        return None if profile.is_index and not is_usual else "regression"
+    if seems_listed(profile):
+        return "multilabel"
+    if any(isinstance(value, dict | list) for value in values) or profile.length > LONGEST_NAME:
+        return None
+    if all(map(DATE.fullmatch, profile.strings)):
+        return None
+    return "classes" if repeats(profile) else None
+
+
+def repeats(profile: Profile) -> bool:
+    """Whether values repeat so often that they may be classes."""
+    count = len(profile.values)
+    few = max(MOST_CLASSES * count, min(FEWEST_CLASSES, count - 1))
+    return profile.different <= few
+
+
+def seems_listed(profile: Profile) -> bool:
+    """Whether strings are names of several classes with a comma or the like between them, as in `billing, login`."""
+    strings = profile.strings
+    if not strings or len(strings) < len(profile.values) or profile.length > LONGEST_NAME:
+        return False
+    parts = [SEPARATORS.split(value.strip()) for value in strings]
+    several = sum(len(row) > 1 for row in parts)
+    if several < SEPARATED * len(strings):
+        return False
+    names = {name for row in parts for name in row}
+    longest = statistics.median(len(name) for row in parts for name in row)
+    total = sum(map(len, parts))
+    return "" not in names and longest <= LONGEST_NAME / 2 and len(names) <= max(2, MOST_CLASSES * total)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether this may be the name of something on the hub, and is not a path of this machine, perhaps misspelt."""
+    owner = Path(name).expanduser().parts[0] if name else ""
+    return bool(HUB_NAME.fullmatch(name)) and not FILE.fullmatch(name) and not Path(owner).exists()

@@ -1,0 +1,90 @@
+"""The scripts that text is written in, and what is left of it in ASCII."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.text.scripts import LATIN, NOTHING, OTHERS, count_deleted, count_labels, script
+from tasks.text.words import ASCII
+
+FEWEST = 0.01  # of the letters, from which a script is named
+# Text needs Unicode if more than these shares of its characters would lose an accent, or be deleted although they are
+# letters. English has up to 0.06 % of accents, German 1 %, French and Spanish 2 to 4 %. Some pages in Chinese among
+# many in English are 0.4 % of letters that are deleted.
+MOST_ACCENTS = 0.003
+MOST_DELETED = 0.01
+AT_ONCE = 1000  # texts
+NAMES = {"CJK": "Chinese characters", "KANA": "Japanese kana"}  # others are as Unicode has them
+IN_BYTES = np.array([chr(byte).isalpha() and byte < 0x80 for byte in range(256)])
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How text is written. Shares are of all characters, but for `scripts`."""
+
+    scripts: dict[str, float]  # share of the letters, of the most frequent first
+    deleted: float  # which ASCII deletes
+    letters_deleted: float  # the letters among these
+    accented: float  # Latin letters which in ASCII lose their accent
+
+    @property
+    def needs_unicode(self) -> bool:
+        """Whether ASCII would spoil the text."""
+        return self.accented > MOST_ACCENTS or self.letters_deleted > MOST_DELETED
+
+    @property
+    def in_words(self) -> str:
+        """The scripts: `Latin`, or `Cyrillic 81 % and Latin 19 %`."""
+        named = {name: share for name, share in self.scripts.items() if share >= FEWEST}
+        if len(named) == 1:
+            return named_script(next(iter(named)))
+        said = [f"{named_script(name)} {100 * share:.0f} %" for name, share in named.items()]
+        return " and ".join(filter(None, [", ".join(said[:-1]), *said[-1:]]))
+
+    @property
+    def main(self) -> str:
+        """The most frequent script, by Unicode's name."""
+        return next(iter(self.scripts), LATIN)
+
+
+def named_script(name: str) -> str:
+    """The name of a script for a sentence."""
+    return NAMES.get(name, name.capitalize())
+
+
+def writing_of(texts: Sequence[str]) -> Writing:
+    """How texts are written."""
+    letters: Counter[str] = Counter()
+    deleted: Counter[str] = Counter()
+    characters = 0
+    for start in range(0, len(texts), AT_ONCE):
+        some = list(texts[start : start + AT_ONCE])
+        characters += sum(map(len, some))
+        letters[LATIN] += sum(map(ascii_letters, some))
+        add(letters, *count_labels(some, script))
+        add(deleted, *count_deleted(some, ASCII))
+    no_letters = {*OTHERS.values(), "U+FFFD"}
+    letters_deleted = sum(count for name, count in deleted.items() if name not in no_letters)
+    beyond_latin = letters[LATIN] - sum(map(ascii_letters, texts))
+    del letters[NOTHING]
+    total = max(1, letters.total())
+    return Writing(
+        scripts={name: count / total for name, count in letters.most_common() if count},
+        deleted=deleted.total() / max(1, characters),
+        letters_deleted=letters_deleted / max(1, characters),
+        accented=(beyond_latin - deleted[LATIN]) / max(1, characters),
+    )
+
+
+def add(counts: Counter[str], names: Sequence[str], found: np.ndarray) -> None:
+    """Add how often each name was found, (names, texts), to counts."""
+    for name, number in zip(names, found.sum(axis=1).tolist(), strict=True):
+        counts[name] += number
+
+
+def ascii_letters(text: str) -> int:
+    """The letters of ASCII in a text."""
+    data = np.frombuffer(text.encode("ascii", "ignore"), dtype=np.uint8)
+    return int(IN_BYTES[data].sum())
