@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from conftest import document, sentence
 from typer.testing import CliRunner
 
@@ -47,26 +48,32 @@ def mine(tmp_path: Path) -> Path:
 
 
 def commands() -> list[list[str]]:
-    """The commands of the guide that call cram, without its path."""
-    block = GUIDE.split("## Three commands\n")[1].split("\n\n**")[0]
-    found = re.findall(r"^    cram (.*?)(?=\n    cram|\n\n)", block, re.MULTILINE | re.DOTALL)
-    return [shlex.split(command) for command in found]
+    """The commands of the guide's way that call cram, without its name."""
+    way = GUIDE.split("\n## From your text to a classifier\n")[1].split("\n## ")[0]
+    return [shlex.split(command) for command in re.findall(r"^ {4}cram (.+)$", way, re.MULTILINE)]
 
 
 def test_the_guide_s_commands_make_a_model_of_text_and_labels_and_its_predictions(mine: Path, store: Path, monkeypatch):
-    run, predict = commands()
+    init, plan, run, predict, export = commands()
     monkeypatch.chdir(mine)
 
-    def cram(*arguments: str) -> str:
+    def cram(*arguments: str, status: int = 0) -> Result:
         done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-        assert done.exit_code == 0
-        return done.stdout
+        assert done.exit_code == status, done.output
+        return done
 
-    assert "tickets" in cram(*run, "--override", json.dumps(TINY))
+    assert "tickets" in cram(*init).stdout
+    cram(*plan, status=3)  # some would run
+    assert not (store / "report").exists()
+    assert "tickets" in cram(*run, "--override", json.dumps(TINY)).stdout
     report = store / "report/latest"
     assert "tickets" in (report / "report.html").read_text()
     [row, baseline] = json.loads((report / "report.json").read_text())["scores"]
     assert [row["pretrained"], baseline["pretrained"], row["task"]] == [True, False, "tickets"]
-    answers = [line.split("\t") for line in cram(*predict).splitlines()]
+    predicted = cram(*predict)
+    answers = [line.split("\t") for line in predicted.stdout.splitlines()]
     assert len(answers) == 2
     assert {label for label, _ in answers} <= set(TOPICS)
+    [model] = re.findall(r"finetune/\w+", predicted.stderr)
+    cram(*(model if part == "finetune/KEY" else part for part in export))
+    assert (mine / export[-1] / "model.safetensors").is_file()

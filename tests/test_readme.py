@@ -13,6 +13,7 @@ import yaml
 from flows.cli.main import app
 from flows.cram import pipeline
 from flows.recipes import recipe
+from flows.recipes.files import read_recipe_file
 from flows.recipes.recipe import RECIPES, STAGES, resolve
 from flows.summary import OTHER_STAGES
 from model.settings import Architecture, Training
@@ -104,6 +105,16 @@ def test_every_override_of_the_manuals_is_accepted(monkeypatch):
     assert len(options) >= 6
     for text in [*overrides, *(f'{{"finetune": {{{option}}}}}' for option in options)]:
         resolve("pocket", json.loads(text))
+
+
+def test_every_recipe_file_of_the_manuals_is_accepted(tmp_path):
+    files = re.findall(r"```toml\n(.*?)```", ALL, re.DOTALL)
+    assert files
+    for text in files:
+        path = tmp_path / "my.toml"
+        path.write_text(text)
+        asked = read_recipe_file(path)
+        resolve(asked.recipe, asked.override)
 
 
 def test_every_field_of_the_manuals_exists():
