@@ -53,7 +53,6 @@ class Speed(NamedTuple):
 class Measured(NamedTuple):
     """What was measured of training."""
 
-    peak: float  # floating-point operations per second of large matrix products
     parameters: int
     checkpoint: int  # its bytes
     micro_batch: int  # sequences
@@ -62,9 +61,9 @@ class Measured(NamedTuple):
     batch_seconds: float  # to make a micro-batch, on a thread beside training
     pass_seconds: float  # of a micro-batch, forward and backward, eager
     eager: Speed
-    compiled: Speed | None
-    compile_seconds: float
-    why_not: str  # compiled
+    compiled: Speed | None = None
+    compile_seconds: float = 0.0
+    why_not: str = ""  # compiled
 
     def best(self, seconds: float, device: str) -> tuple[Speed, float]:
         """The speed that a run of so many seconds has, and the seconds in which it compiles first."""
@@ -268,6 +267,11 @@ class Trial:
         operations = self.tokens * self.run.operations(self.masks)
         return Speed(seconds, self.tokens, operations / seconds / self.limit)
 
+    def checkpoint_bytes(self) -> int:
+        """The size of a checkpoint."""
+        bert = self.run.bert
+        return sum(memory.sizes(bert.architecture, self.run.training, bert.vocabulary, bert.length))
+
     def close(self) -> None:
         """End the threads of the run."""
         self.run.batches.close()
@@ -276,33 +280,33 @@ class Trial:
 
 def measure(trial: Trial, compiles: bool, begin: Callable[[str], None]) -> Measured:
     """Measure a step of pretraining by parts. `begin` is called with what is done next."""
-    run = trial.run
     begin("forward and backward pass")
     of_pass = trial.part_seconds()
     begin("optimizer")
     of_optimizer = trial.optimizer_seconds()
     begin("making batches")
     of_batch = trial.batch_seconds()
-    compiled, of_compiler, why_not = None, 0.0, ""
-    if compiles:
-        begin("compiling")
-        of_compiler, why_not = trial.compile()
-    if of_compiler:
-        begin("the compiled pass")
-        compiled = trial.speed(trial.pass_seconds(), of_optimizer)
-    bert = run.bert
+    eager = sum(of_pass.values())
     parts = {part: trial.passes * seconds for part, seconds in of_pass.items() if seconds}
-    return Measured(
-        peak=trial.limit,
-        parameters=sum(p.numel() for p in bert.parameters()),
-        checkpoint=sum(memory.sizes(bert.architecture, run.training, bert.vocabulary, bert.length)),
-        micro_batch=run.micro_batch,
+    found = Measured(
+        parameters=sum(p.numel() for p in trial.run.bert.parameters()),
+        checkpoint=trial.checkpoint_bytes(),
+        micro_batch=trial.run.micro_batch,
         passes=trial.passes,
         parts=parts | {OPTIMIZER: of_optimizer},
         batch_seconds=of_batch,
-        pass_seconds=sum(of_pass.values()),
-        eager=trial.speed(sum(of_pass.values()), of_optimizer),
-        compiled=compiled,
-        compile_seconds=of_compiler,
-        why_not=why_not,
+        pass_seconds=eager,
+        eager=trial.speed(eager, of_optimizer),
     )
+    return with_compiled(found, trial, begin) if compiles else found
+
+
+def with_compiled(found: Measured, trial: Trial, begin: Callable[[str], None]) -> Measured:
+    """The same with the speed of compiled steps, or with what prevents them."""
+    begin("compiling")
+    of_compiler, why_not = trial.compile()
+    if why_not:
+        return found._replace(why_not=why_not)
+    begin("the compiled pass")
+    speed = trial.speed(trial.pass_seconds(), found.parts[OPTIMIZER])
+    return found._replace(compiled=speed, compile_seconds=of_compiler)

@@ -3,13 +3,14 @@
 `cram bench` calls it. It is not a stage: its results are no artifact.
 """
 
+import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -36,6 +37,7 @@ BLOCK = 1 << 23  # bytes written at once
 FILE_BYTES = 1 << 28  # of the file that is written, at most
 MUCH = 0.05  # share of a step that waiting may take
 OFTEN = 0.2  # share of a step that the optimizer may take
+H200 = {"crammed-bert": 57.5e9, "frontier": 48.4e9}  # tokens that one reads in 24 hours (model/README.md, GPUs)
 CPU = torch.device("cpu")
 
 
@@ -50,6 +52,7 @@ class Bench(NamedTuple):
     """All that was measured, and of what."""
 
     title: str  # the recipe
+    changes: dict  # fields of the recipe that have other values
     training: Training
     length: int  # tokens a sequence
     here: Machine
@@ -61,6 +64,10 @@ class Bench(NamedTuple):
     def speed(self) -> Speed:
         """The speed of a long run."""
         return self.measured.compiled or self.measured.eager
+
+    def tokens_in(self, seconds: float) -> float:
+        """The tokens that a run of so many seconds reads here."""
+        return self.measured.tokens_in(seconds, self.here.device.type)
 
 
 # Text and disk
@@ -95,22 +102,31 @@ def disk_rates(seconds: float) -> Disk:
     while not folder.is_dir():
         folder = folder.parent
     most = min(FILE_BYTES, shutil.disk_usage(folder).free // 10)
-    block = os.urandom(BLOCK)  # which no file system compresses
     with disk_errors_as_input_errors("cram bench"), tempfile.TemporaryFile(dir=folder, prefix=".bench-") as file:
-        began = time.perf_counter()
-        while file.tell() < most and time.perf_counter() - began < seconds / 2:
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        written = time.perf_counter()
+        writing = seconds_to_write(file, most, seconds / 2)
         size = max(1, file.tell())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        file.seek(0)
-        reading = time.perf_counter()
-        while file.read(BLOCK):
-            pass
-        read = time.perf_counter()
-    return Disk(size / (written - began), size / (read - reading))
+        return Disk(size / writing, size / seconds_to_read(file))
+
+
+def seconds_to_write(file: IO[bytes], most: int, seconds: float) -> float:
+    """Write so many bytes, or for so many seconds, and force them to the disk. Returns the seconds that it took."""
+    block = os.urandom(BLOCK)  # which no file system compresses
+    began = time.perf_counter()
+    while file.tell() < most and time.perf_counter() - began < seconds:
+        file.write(block)
+    file.flush()
+    os.fsync(file.fileno())
+    return time.perf_counter() - began
+
+
+def seconds_to_read(file: IO[bytes]) -> float:
+    """Read a file from its beginning. Returns the seconds that it took."""
+    file.seek(0)
+    began = time.perf_counter()
+    while file.read(BLOCK):
+        pass
+    return time.perf_counter() - began
 
 
 # All of it
@@ -118,6 +134,7 @@ def disk_rates(seconds: float) -> Disk:
 
 def measure(
     title: str,
+    changes: dict,
     bert: Bert,
     training: Training,
     how: Normaliser,
@@ -134,13 +151,20 @@ def measure(
     begin("the disk")
     disk = disk_rates(seconds / 24)
     begin("the model and its micro-batch")
+    measured = measure_training(bert, training, here, seconds, begin)
+    return Bench(title, changes, training, bert.length, here, products, measured, text, disk)
+
+
+def measure_training(
+    bert: Bert, training: Training, here: Machine, seconds: float, begin: Callable[[str], None]
+) -> Measured:
+    """Measure steps of pretraining, in most of so many seconds."""
     with tempfile.TemporaryDirectory(prefix="cram-bench-") as folder:
         trial = Trial(bert, training, here, Path(folder), seconds / 8)
         try:
-            measured = bench.measure(trial, here.compiles and seconds >= COMPILES_FROM, begin)
+            return bench.measure(trial, here.compiles and seconds >= COMPILES_FROM, begin)
         finally:
             trial.close()
-    return Bench(title, training, bert.length, here, products, measured, text, disk)
 
 
 # What it means
@@ -164,20 +188,29 @@ def part_row(name: str, seconds: float, total: float) -> dict[str, str]:
 def rate_rows(found: Bench) -> list[dict[str, str]]:
     """A row for each rate that was measured."""
     measured = found.measured
+    batches = measured.micro_batch * found.length / measured.batch_seconds
     rows = []
     for name, rate in found.products.items():
         unit, size = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9)
         rows.append(rate_row(f"matrix products in {name}", f"{rate / size:,.1f}", unit))
-    for name, speed in (("training, eager", measured.eager), ("training, compiled", measured.compiled)):
-        if speed:
-            rows.append(rate_row(name, f"{speed.rate:,.0f}", "tokens/s"))
-            rows.append(rate_row(f"{name}, MFU", f"{speed.mfu:.1%}", "of matrix products"))
-    batches = measured.micro_batch * found.length / measured.batch_seconds
-    rows.append(rate_row("making batches, a thread", f"{batches:,.0f}", "tokens/s"))
-    rows.append(rate_row("tokenizing, a process", f"{found.text / 1e6:,.1f}", "MB/s"))
-    rows.append(rate_row("writing to the disk", f"{found.disk.writes / 1e6:,.0f}", "MB/s"))
-    rows.append(rate_row("reading from the disk", f"{found.disk.reads / 1e6:,.0f}", "MB/s"))
-    return rows
+    rows += speed_rows("training, eager", measured.eager)
+    if measured.compiled:
+        rows += speed_rows("training, compiled", measured.compiled)
+    return [
+        *rows,
+        rate_row("making batches, a thread", f"{batches:,.0f}", "tokens/s"),
+        rate_row("tokenizing, a process", f"{found.text / 1e6:,.1f}", "MB/s"),
+        rate_row("writing to the disk", f"{found.disk.writes / 1e6:,.0f}", "MB/s"),
+        rate_row("reading from the disk", f"{found.disk.reads / 1e6:,.0f}", "MB/s"),
+    ]
+
+
+def speed_rows(name: str, speed: Speed) -> list[dict[str, str]]:
+    """The rows of a speed of training."""
+    return [
+        rate_row(name, f"{speed.rate:,.0f}", "tokens/s"),
+        rate_row(f"{name}, MFU", f"{speed.mfu:.1%}", "of matrix products"),
+    ]
 
 
 def rate_row(what: str, rate: str, unit: str) -> dict[str, str]:
@@ -194,8 +227,7 @@ def budget_rows(found: Bench) -> list[dict[str, str]]:
         budgets[duration(seconds)] = seconds
     rows = []
     for named, seconds in sorted(budgets.items(), key=lambda item: item[1]):
-        tokens = found.measured.tokens_in(seconds, found.here.device.type)
-        rows.append(budget_row(named, tokens, found))
+        rows.append(budget_row(named, found.tokens_in(seconds), found))
     if training.budget_unit == "tokens":
         seconds = training.budget / found.speed().rate
         rows.append(budget_row(duration(seconds), training.budget, found))
@@ -276,25 +308,33 @@ def about_precision(found: Bench) -> str:
 
 
 def about_data(found: Bench) -> list[str]:
-    """Sentences about text and disk."""
+    """Sentences about text and disk, and about another machine if this recipe was measured there."""
     count = workers()
     gigabyte = 1e9 / found.text / count
     checkpoint = found.measured.checkpoint
-    return [
+    sentences = [
         f"The data stages, with {count} processes, would tokenize 1 GB of text in about {duration(gigabyte)}, off "
         "the clock.",
         f"A checkpoint has {checkpoint / 1e6:,.0f} MB, which the disk takes in "
         f"{duration(checkpoint / found.disk.writes)}, while training continues.",
     ]
+    if found.title in H200 and not found.changes:
+        share = found.tokens_in(24 * 3600) / H200[found.title]
+        sentences.append(f"In 24 hours this machine reads {share:.2%} of the tokens that an H200 read.")
+    return sentences
 
 
 def markdown(found: Bench, environment: dict[str, Any]) -> str:
     """The page, as Markdown."""
     values = {
         "title": found.title,
+        "changes": json.dumps(found.changes) if found.changes else "",
         "device": found.here.device_name(),
         "dtype": found.here.describe()["dtype"],
         "parameters": found.measured.parameters,
+        "speed": found.speed(),
+        "in_20_minutes": found.tokens_in(20 * 60),
+        "in_24_hours": found.tokens_in(24 * 3600),
         "findings": findings(found),
         "parts": part_rows(found),
         "rates": rate_rows(found),

@@ -173,7 +173,7 @@ def measured(compiled: Speed | None) -> Measured:
     """What was measured of a machine that reads 100 tokens a second, eager."""
     eager = Speed(10.0, 1000, 0.3)
     parts = {ATTENTION: 6.0, WAITING: 1.0, OPTIMIZER: 3.0}
-    return Measured(1e12, 100, 400, 8, 1, parts, 0.5, 7.0, eager, compiled, 50.0, "")
+    return Measured(100, 400, 8, 1, parts, 0.5, 7.0, eager, compiled, compile_seconds=50.0)
 
 
 def test_a_budget_counts_compilation_and_runs_that_are_too_short_for_it_are_eager():
@@ -187,7 +187,7 @@ def test_the_sentences_name_what_bounds_training():
     here = machine_of(torch.bfloat16)
     disk = page_of_bench.Disk(1e8, 2e8)
     products = {"fp32": 1e12, "bf16": 4e12}
-    found = page_of_bench.Bench("own", Training(batch_size=8), LENGTH, here, products, measured(None), 1e7, disk)
+    found = page_of_bench.Bench("own", {}, Training(batch_size=8), LENGTH, here, products, measured(None), 1e7, disk)
     text = "\n".join(page_of_bench.findings(found))
     for named in ("attention, 60%", "optimizer takes 30%", "waits for batches 10%", "30% of the rate", "4.0 times"):
         assert named in text
@@ -219,6 +219,7 @@ def test_the_command_prints_shares_that_sum_up_and_writes_the_page(tmp_path: Pat
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.md", f"{name}.html"}
     text = (tmp_path / f"{name}.md").read_text()
     html = (tmp_path / f"{name}.html").read_text()
+    assert '"entries": 400' in text
     for part in ("attention", "24 hours", "matrix products in fp32", "tokenizing", "writing to the disk"):
         assert part in said
         assert part in text
@@ -240,6 +241,13 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path, argume
         ran(tmp_path, *arguments, override=override)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_beyond_the_memory_is_refused_before_it_is_made(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("model.memory.available_memory", lambda: 1000)
+    monkeypatch.setattr(Bert, "__init__", Mock(side_effect=MemoryError))
+    with pytest.raises(InputError, match="bytes of memory"):
+        ran(tmp_path)
 
 
 def test_an_interrupted_measurement_leaves_nothing(tmp_path: Path, monkeypatch):

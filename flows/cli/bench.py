@@ -45,7 +45,7 @@ def bench(
     begun = begin(recipe)
     changes = merge(begun.override, parse_overrides(override or []))
     refuse_without_start(begun.recipe, changes)
-    found = measure(Path(recipe).stem, resolve(begun.recipe, changes), seconds)
+    found = measure(Path(recipe).stem, changes, resolve(begun.recipe, changes), seconds)
     for rows in (part_rows(found), rate_rows(found), budget_rows(found)):
         print_numbers(rows)
         say("")
@@ -55,18 +55,19 @@ def bench(
     say(f"\nPage: {relative(page)}")
 
 
-def measure(name: str, settings: "Recipe", seconds: float) -> "Bench":
+def measure(name: str, changes: dict, settings: "Recipe", seconds: float) -> "Bench":
     """Measure the training of a recipe; show what is being done."""
     from model import machine
     from model.bert import Bert
     from tasks import bench
 
-    here = machine.detect()
     pretrain = settings.pretrain
+    pretrain.check()
+    here = machine.detect()
     bert = Bert(pretrain.architecture, settings.vocabulary.entries, settings.tokenize.length, pretrain.seed)
     with shown(seconds) as show:
         how = settings.vocabulary.normaliser()
-        return bench.measure(name, bert, pretrain.training(), how, here, seconds, show)
+        return bench.measure(name, changes, bert, pretrain.training(), how, here, seconds, show)
 
 
 @contextmanager
