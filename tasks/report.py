@@ -1,6 +1,7 @@
-"""Report: the results of a run on one page: scores beside published ones, data, loss, speed, rules, lineage.
+"""Report: the results of a run on one page: whether it is good, scores, blanks, examples, loss, data; all else folded.
 
-Reads   finetune artifacts of one pretrained model (which carry the manifests of all that led to them).
+Reads   finetune artifacts of one pretrained model (which carry the manifests of all that led to them); where they are
+        on this machine, the model's folder (its steps, weights and held-out text) and samples of what was dropped.
 Writes  report.html    the page, complete in itself
         report.md, report.json
         *.svg          its pictures
@@ -14,16 +15,24 @@ import numpy as np
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from model.wording import largest_unit
+from tasks.adopt import has_weights
 from tasks.glue.table import PROBES, task_of
 from tasks.reports import funnel, plots, rules, scores, sections
+from tasks.reports.blanks import TOO_LITTLE, Blank, fill_blanks, with_gap
+from tasks.reports.cards import cards_of
+from tasks.reports.examples import Answers, answers_of
+from tasks.reports.losses import context_doubt
 from tasks.reports.markdown import Marked, page, render
 from tasks.reports.model_card import card, recipe
 from tasks.reports.rows import CurvePoint, ScoreRow
 from tasks.reports.trees import as_text, mermaid
+from tasks.reports.verdict import compare, comparison_rows, verdict
 from tasks.stage import Params, stage
-from tasks.store.artifacts import Artifact, artifact_named, read_manifest
+from tasks.store.artifacts import HELDOUT_TEXT, Artifact, artifact_named, read_manifest
 from tasks.store.lineage import origins
 from tasks.store.manifests import verify
+from tasks.text.holdout import measured_texts
 
 BESIDE = ("BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)")  # in the picture of scores
 
@@ -34,14 +43,14 @@ class Report(Params):
     title: str = Field("crammed-bert", min_length=1, description="Heading of the page.")
 
 
-@stage(version=12)
+@stage(version=13)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)
-    content = for_programs(params.title, runs, name, lineage)
+    content = for_programs(params.title, runs, name, lineage) | quoted(artifact_named(name), lineage)
     steps = steps_of(name)
-    pictures = draw(content, steps, out)
-    values = for_people(content, lineage, runs)
+    pictures = draw(content, lineage, steps, out)
+    values = for_people(content, lineage, runs) | quotations(content)
     markdown = render("report", values | {"pictures": pictures, "model_found": bool(steps)})
     (out / "report.md").write_text(markdown, encoding="utf-8")
     (out / "report.html").write_text(page(markdown, params.title, pictures), encoding="utf-8")
@@ -61,6 +70,40 @@ def steps_of(name: str) -> dict[str, np.ndarray] | None:
     if not columns.num_columns:  # a model that was only measured
         return None
     return {column: columns[column].to_numpy() for column in columns.column_names}
+
+
+def quoted(model: Artifact, lineage: dict[str, dict]) -> dict:
+    """The contents of report.json that quote the text: what it is, blanks in it, samples of what was dropped."""
+    texts = texts_of(model)
+    blanks, no_blanks = blanks_of(model)
+    found = [artifact_named(name) for name in lineage]
+    folders = {artifact.stage: artifact.path for artifact in found if read_manifest(artifact) is not None}
+    return {
+        "text": funnel.described(lineage, texts),
+        "blanks": blanks,
+        "no_blanks": no_blanks,
+        "dropped_samples": [sample._asdict() for sample in funnel.samples(folders)],
+    }
+
+
+def texts_of(model: Artifact) -> list[str]:
+    """The held-out texts that the loss of a model is measured on; none if they aren't at hand."""
+    if not (model.path / HELDOUT_TEXT).exists():
+        return []
+    return measured_texts(model.path)
+
+
+def blanks_of(model: Artifact) -> tuple[list[Blank], str]:
+    """Blanks in held-out sentences, filled in by a model; without any, the reason."""
+    if not has_weights(model.path):
+        return [], "the model's weights are not on this machine"
+    if model.stats.get("new_head"):
+        return [], "the model came without a head that predicts words"
+    texts = texts_of(model)
+    if not texts:
+        return [], "the model has no held-out text"
+    found = fill_blanks(model.path, texts)
+    return found, "" if found else TOO_LITTLE
 
 
 def finetuning_of(runs: list[Artifact], own: bool) -> list[dict]:
@@ -93,6 +136,7 @@ def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str,
         "contamination": funnel.contamination(lineage),
         "learning_curve": sections.learning_curve(rows),
         "confusion": confusion_of(groups),
+        "examples": examples_of(groups),
         "rules": kept,
         "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
         "params": {manifest["stage"]: manifest["params"] for manifest in lineage.values()},
@@ -118,6 +162,17 @@ def confusion_of(groups: dict[scores.Setting, list[Artifact]]) -> dict[str, list
     return found
 
 
+def examples_of(groups: dict[scores.Setting, list[Artifact]]) -> list[Answers]:
+    """Right and wrong answers to each task, of the run with the median score on all of the training data."""
+    found = []
+    for setting, members in groups.items():
+        if setting.pretrained and setting.share == 1:
+            answers = answers_of(scores.median_run(members))
+            if answers:
+                found.append(answers)
+    return found
+
+
 def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) -> dict:
     """What the template of the page shows. `content`: of report.json; `runs`: those of finetuning."""
     rows: list[ScoreRow] = content["scores"]
@@ -126,13 +181,19 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
     settings = scores.settings_rows(content["finetuning"])
     confusion = [sections.confusion_table(tasks[task], counts) for task, counts in content["confusion"].items()]
     shared = scores.HELPERS | recipe(pretrained, lineage) | funnel.text_sections(lineage)  # with the model card
+    compared = compare(rows)
     return (
         shared
         | about_lineage(lineage, runs)
         | {
             "title": content["title"],
             "glue_tasks": len(tasks.keys() & scores.NAMES.keys()),
-            "headline": sections.headline(rows, content["finetuning"]),
+            "verdict": verdict(rows, not context_doubt(pretrained["stats"], pretrained["params"])),
+            "cards": cards_of(pretrained["stats"], shared["architecture"], compared),
+            "compared": comparison_rows(compared),
+            "one_seed": all(one.row["seeds"] == 1 for one in compared),
+            "has_partial": any(one.row["partial"] for one in compared),
+            "published": sections.published(rows, content["finetuning"]),
             "glue": sections.score_section(rows, content["title"], settings),
             "settings": settings,
             "own": sections.own_section(rows, finetuning_of(runs, own=True)),
@@ -142,6 +203,21 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
             "confusion": confusion,
         }
     )
+
+
+def quotations(content: dict) -> dict:
+    """What the template of the page shows that quotes the text and the labels; a model card has nothing of it."""
+    own = {row["task"] for row in content["scores"] if task_of(row).own}
+    return {
+        "text": content["text"],
+        "blanks": content["blanks"],
+        "no_blanks": content["no_blanks"],
+        "in_pieces": any(blank["pieces"] > 1 for blank in content["blanks"]),
+        "with_gap": with_gap,
+        "own_examples": [one for one in content["examples"] if one["task"] in own],
+        "other_examples": [one for one in content["examples"] if one["task"] not in own],
+        "samples": content["dropped_samples"],
+    }
 
 
 def about_lineage(lineage: dict[str, dict], runs: list[Artifact]) -> dict:
@@ -179,11 +255,14 @@ def brief(rows: list[ScoreRow]) -> list[dict]:
 # Pictures
 
 
-def draw(content: dict, steps: dict[str, np.ndarray] | None, out: Path) -> dict[str, str]:
+def draw(content: dict, lineage: dict[str, dict], steps: dict[str, np.ndarray] | None, out: Path) -> dict[str, str]:
     """Draw the pictures of the page; returns them by name. `content`: of report.json; `steps`: from `steps_of`."""
     draw_scores(content["scores"], out)
     if content["learning_curve"]:
         draw_learning_curve(content["learning_curve"], out / "curve.svg")
+    bars = funnel.bars(lineage)
+    if bars:
+        plots.funnel(bars, out / "funnel.svg")
     held = content["pretraining"].get("evaluations")
     if held:  # an adopted model has none
         draw_loss(held, steps, out / "loss.svg")
@@ -193,15 +272,18 @@ def draw(content: dict, steps: dict[str, np.ndarray] | None, out: Path) -> dict[
 
 
 def draw_scores(rows: list[ScoreRow], out: Path) -> None:
-    """Draw the scores on GLUE beside published ones, and those on the user's own tasks."""
-    of_glue = [row for row in scores.glue_rows(rows) if row["column"] in scores.COLUMNS]
-    if of_glue:
-        others = {f"published: {row.model}": row.scores for row in scores.PUBLISHED if row.model in BESIDE}
-        plots.scores(of_glue, scores.glue_rows(rows, pretrained=False), others, out / "scores.svg")
-    own = scores.own_rows(rows)
-    if own:
-        pretrained, random = ([row for row in own if row["pretrained"] == kind] for kind in (True, False))
-        plots.scores(pretrained, random, {}, out / "own.svg")
+    """Draw the scores on GLUE beside published ones, those on the user's own tasks, and those on probes."""
+    main = [row for row in rows if row["share"] == 1]
+    published = {f"published: {row.model}": row.scores for row in scores.PUBLISHED if row.model in BESIDE}
+    kinds = {
+        "scores": ([row for row in main if row["column"] in scores.COLUMNS], published),
+        "own": (scores.own_rows(main), {}),
+        "probes": ([row for row in main if row["task"] in PROBES], {}),
+    }
+    for name, (of_kind, others) in kinds.items():
+        pretrained, random = ([row for row in of_kind if row["pretrained"] == kind] for kind in (True, False))
+        if pretrained:
+            plots.scores(pretrained, random, others, out / f"{name}.svg")
 
 
 def draw_learning_curve(points: list[CurvePoint], path: Path) -> None:
@@ -218,19 +300,24 @@ def draw_learning_curve(points: list[CurvePoint], path: Path) -> None:
 
 
 def draw_loss(held: list[dict], steps: dict[str, np.ndarray] | None, path: Path) -> None:
-    """Draw the training loss, where `steps` are known, and the held-out loss over the tokens."""
-    unit, size = ("billion", 1e9) if held[-1]["tokens"] >= 1e9 else ("million", 1e6)
+    """Draw the training loss, where `steps` are known, and the held-out loss over time, with the tokens at the top."""
+    word, size = largest_unit(held[-1]["seconds"])
     losses = {}
     if steps:
-        losses["training"] = (plots.thin(steps["tokens"]) / size, plots.thin(steps["loss"]))
-    tokens = np.array([evaluation["tokens"] for evaluation in held])
+        losses["training"] = (plots.thin(steps["seconds"]) / size, plots.thin(steps["loss"]))
+    times = np.array([evaluation["seconds"] for evaluation in held]) / size
     loss = np.array([evaluation["heldout_loss"] for evaluation in held])
-    losses["held out"] = (tokens / size, loss)
-    plots.lines(losses, f"{unit} tokens", "loss, nats per token", path, marked=["held out"])
+    losses["held out"] = (times, loss)
+    unit, many = ("billion", 1e9) if held[-1]["tokens"] >= 1e9 else ("million", 1e6)
+    tokens = np.array([evaluation["tokens"] for evaluation in held]) / many
+    is_ascending = len(held) > 1 and (np.diff(times) > 0).all() and (np.diff(tokens) > 0).all()
+    second = plots.SecondAxis(f"{unit} tokens", times, tokens) if is_ascending else None
+    plots.lines(losses, f"{word}s", "loss, nats per token", path, marked=["held out"], second=second)
 
 
 def draw_speed(steps: dict[str, np.ndarray], path: Path) -> None:
-    """Draw the tokens per second over the hours of the run."""
-    hours = plots.thin(steps["seconds"]) / 3600
+    """Draw the tokens per second over the time of the run."""
+    word, size = largest_unit(float(steps["seconds"][-1]))
+    times = plots.thin(steps["seconds"]) / size
     speed = plots.thin(steps["tokens_per_second"]) / 1000
-    plots.lines({"this run": (hours, speed)}, "hours", "thousand tokens per second", path, bottom=0)
+    plots.lines({"this run": (times, speed)}, f"{word}s", "thousand tokens per second", path, bottom=0)

@@ -323,7 +323,7 @@ def test_without_the_manifests_of_the_text_its_rules_are_unknown():
 
 def test_curves_are_drawn_from_the_models_folder_if_it_is_there(whole, mixed):
     drawn, without = ({path.name: path.read_text() for path in about[2].glob("*.svg")} for about in (whole, mixed))
-    assert drawn.keys() == {"scores.svg", "curve.svg", "loss.svg", "speed.svg"}
+    assert drawn.keys() == {"scores.svg", "curve.svg", "loss.svg", "speed.svg", "funnel.svg"}
     assert "tokens per second" in drawn["speed.svg"]
     assert [">training<" in texts["loss.svg"] for texts in (drawn, without)] == [True, False]
     assert "speed.svg" not in without

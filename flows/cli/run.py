@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # slow to import
     from pydantic import BaseModel
 
     from flows.recipes.files import RecipeFile
+    from tasks.reports.blanks import Blank
     from tasks.store.artifacts import Artifact
 
 EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
@@ -132,10 +133,7 @@ def print_results(artifact: "Artifact") -> None:
         say("")
         print_rows(rows)
     if artifact.stage == "report":
-        from tasks.store.artifacts import artifact_named
-
-        about = json.loads((artifact.path / "report.json").read_text(encoding="utf-8"))
-        print_blanks(artifact_named(about["pretrained"]))
+        print_blanks_of_report(json.loads((artifact.path / "report.json").read_text(encoding="utf-8")))
         say(f"\nFull report: {relative(artifact.path / 'report.html')}")
         return
     if artifact.stage == "pretrain":
@@ -143,7 +141,42 @@ def print_results(artifact: "Artifact") -> None:
     console.print(f"\n{artifact.stage}: [bold]{shorten(artifact.path)}[/]", soft_wrap=True, highlight=False)
 
 
+def print_blanks_of_report(about: dict) -> None:
+    """Print the blanks of a report, `about`: its JSON; English ones for a model without held-out text."""
+    if "heldout" in about["pretraining"]:
+        print_held_out_blanks(about["pretrained"], about["blanks"], about["no_blanks"])
+        return
+    from tasks.store.artifacts import artifact_named
+
+    print_english_blanks(artifact_named(about["pretrained"]))
+
+
 def print_blanks(model: "Artifact") -> None:
+    """Print blanks that a model fills in: held-out sentences; or English ones, if it came without held-out text."""
+    from tasks.report import blanks_of
+
+    if not model.stats.get("heldout"):
+        print_english_blanks(model)
+        return
+    found, why = blanks_of(model)
+    print_held_out_blanks(model.name, found, why)
+
+
+def print_held_out_blanks(name: str, blanks: "list[Blank]", why: str) -> None:
+    """Print blanks in held-out sentences, or why there are none. `name`: of the model."""
+    from tasks.reports.markdown import percent
+
+    if not blanks:
+        say(f"\nNo words were filled in: {why}.")
+        return
+    say(f"\nWords filled in by {name}, in held-out text:")
+    for blank in blanks:
+        mark = "✓" if blank["right"] else "✗"
+        guesses = [f"{guess['word']} {percent(guess['probability'])}" for guess in blank["guesses"][:CANDIDATES]]
+        say(f"  {blank['before']}[{blank['word']}]{blank['after']}\n    {mark} {'   '.join(guesses)}")
+
+
+def print_english_blanks(model: "Artifact") -> None:
     """Print English sentences with a blank and the model's most likely tokens, if it has weights and reads ASCII."""
     from tasks.adopt import has_weights
 

@@ -3,9 +3,24 @@
 Templates have the sentences.
 """
 
-from model.wording import counted
-from tasks.reports.rows import Drop, FunnelRow
+import json
+from pathlib import Path
 
+from model.wording import counted
+from tasks.reports.markdown import short, shortened
+from tasks.reports.rows import Bar, Drop, FunnelRow, Sample
+from tasks.text.scripts import main_scripts
+
+STAGES_OF_TEXT = ("download", "deduplicate", "decontaminate", "filter", "tokenize")
+LEAST_OF_SCRIPT = 0.1  # of the documents, for a script to be named
+SAMPLES = (  # files of a stage's folder with what it dropped
+    ("download", "lost.jsonl", "could not be read"),
+    ("deduplicate", "duplicates.jsonl", "duplicates"),
+    ("decontaminate", "contaminated.jsonl", "shared text with test data"),
+    ("filter", "dropped.jsonl", "filtered out"),
+)
+SAMPLES_SHOWN = 2  # of each stage
+SAMPLE_CHARACTERS = 160
 COUNTS = ("documents", "characters", "tokens", "sequences")
 MAIN_SOURCES = 3  # of what was dropped
 
@@ -59,6 +74,82 @@ def passed_on(stage: str, stats: dict) -> list[tuple[str, dict]]:
         rows.append((words, shared))
     rows.append(("of these, measured for the held-out loss", held["measured"]))
     return rows
+
+
+def described(lineage: dict[str, dict], texts: list[str]) -> str:
+    """What the training text is, in words. `texts`: those of its held-out documents that are at hand."""
+    tokens = stage_of(lineage, "tokenize")
+    if tokens is None:
+        return "text that is not known here"
+    stats = tokens["stats"]
+    facts = [f"{short(stats['characters'])} characters"]
+    if texts:
+        facts.append(f"{scripts_in_words(texts)} script")
+    read = stage_of(lineage, "download")
+    origin = f" from {source_in_words(read['params']['source'])}" if read else ""
+    return f"{counted(stats['documents'], 'document')}{origin} ({', '.join(facts)})"
+
+
+def source_in_words(source: str | dict) -> str:
+    """The sources of a text."""
+    names = [source] if isinstance(source, str) else list(source)
+    return " and ".join("local files" if name == "files" else name for name in names)
+
+
+def scripts_in_words(texts: list[str]) -> str:
+    """The scripts of a tenth of the texts or more, the most frequent first."""
+    found = main_scripts(texts)
+    names = sorted(set(found), key=lambda name: (-found.count(name), name))
+    shown = [name.capitalize() for name in names if found.count(name) >= LEAST_OF_SCRIPT * len(texts)]
+    return " and ".join(shown)
+
+
+def bars(lineage: dict[str, dict]) -> list[Bar]:
+    """The documents that each stage kept, set aside for the held-out loss, and dropped."""
+    found = []
+    for manifest in lineage.values():
+        stats = manifest["stats"]
+        stage = manifest["stage"]
+        if stage in STAGES_OF_TEXT and "documents" in stats:
+            lost = sum(stats.get("lost", {}).values())
+            gone = sum(counts["documents"] for counts in stats.get("dropped", {}).values())
+            held = stats.get("heldout", {}).get("documents", 0)
+            found.append(Bar(stage, stats["documents"], held, lost + gone))
+    return found
+
+
+def samples(folders: dict[str, Path]) -> list[Sample]:
+    """Some of what each stage dropped. `folders`: by stage, of those that are at hand.
+
+    Names of files are left out, since a report may be published.
+    """
+    found = []
+    for stage, file, words in SAMPLES:
+        path = folders.get(stage, Path()) / file
+        if stage in folders and path.exists():
+            found += [Sample(stage, words, shown) for shown in texts_in(path)]
+    return found
+
+
+def texts_in(path: Path) -> list[str]:
+    """The first different texts in a file of samples, on one line each and shortened."""
+    texts: dict[str, None] = {}
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            text = " ".join(text_of(json.loads(line)).split())
+            if text:
+                texts[shortened(text, SAMPLE_CHARACTERS)] = None
+            if len(texts) == SAMPLES_SHOWN:
+                break
+    return list(texts)
+
+
+def text_of(sample: dict) -> str:
+    """The text of a sample of any stage."""
+    for name in ("text", "passage", "shared", "sample", "sentence"):
+        if isinstance(sample.get(name), str):
+            return sample[name]
+    return text_of(sample["dropped"]) if isinstance(sample.get("dropped"), dict) else ""
 
 
 def dropped(lineage: dict[str, dict]) -> list[Drop]:

@@ -61,6 +61,22 @@ def short(number: float) -> str:
     return f"{number:g}"
 
 
+def shortened(text: str, most: int = 240) -> str:
+    """A text on one line, of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[:most].rstrip() + " …"
+
+
+def percent(share: float) -> str:
+    """A probability: `31 %`, `2.4 %`, `< 0.1 %`, `99.8 %`."""
+    if share < 0.001:
+        return "< 0.1 %"
+    if share > 0.999:
+        return "> 99.9 %"
+    digits = 0 if 0.095 <= share <= 0.99 else 1
+    return f"{100 * share:.{digits}f} %"
+
+
 def cell(value: object) -> Marked:
     """A value as tables and templates show it: two numbers as a range, None and NaN as a dash."""
     if value is None or value != value:
@@ -118,6 +134,7 @@ def _environment() -> "Environment":
     )
     environment.filters |= {"code": code, "codes": codes, "items": items, "records": records}
     environment.globals |= {"budget": budget, "counted": counted, "duration": duration, "short": short, "span": span}
+    environment.globals["percent"] = percent
     environment.globals["table"] = table
     return environment
 

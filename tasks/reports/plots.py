@@ -5,15 +5,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tasks.reports.rows import ScoreRow
+from tasks.reports.rows import Bar, ScoreRow
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.ticker import MaxNLocator
 
     from tasks.reports.law import LossLaw
 
@@ -35,6 +36,14 @@ DRAWING: dict[Any, Any] = {
 }
 POINTS = 200  # of a curve: more look the same
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]  # x and y by name
+
+
+class SecondAxis(NamedTuple):
+    """What x is in another unit, at some points, both ascending from 0."""
+
+    label: str
+    x: np.ndarray
+    values: np.ndarray
 
 
 # For a stage's folder: PNG
@@ -176,8 +185,12 @@ def lines(
     marked: Sequence[str] = (),
     ticks: Sequence[float] = (),
     bottom: float | None = None,
+    second: SecondAxis | None = None,
 ) -> None:
-    """Curves by name, those in `marked` with their points. `ticks` make x logarithmic; `bottom`: the least y."""
+    """Curves by name, those in `marked` with their points.
+
+    `ticks` make x logarithmic; `bottom`: the least y; `second`: of x.
+    """
     lines_of_legend = max(0, len(curves) - 4) / 2
     with _drawing(path, 3.2 + 0.18 * lines_of_legend, columns=2) as axes:
         for i, (name, (xs, ys)) in enumerate(curves.items()):
@@ -197,12 +210,61 @@ def lines(
             axes.set_xscale("log")
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.set_xticks([], minor=True)
+        if second:
+            add_axis(axes, second)
+
+
+def add_axis(axes: "Axes", second: SecondAxis) -> None:
+    """Add another axis of x at the top, where x begins at 0."""
+    axes.set_xlim(0, float(second.x[-1]))
+    functions = (
+        lambda x: np.interp(x, second.x, second.values),
+        lambda value: np.interp(value, second.values, second.x),
+    )
+    axes.secondary_xaxis("top", functions=functions).set_xlabel(second.label)
 
 
 def as_it_is(name: str) -> str:
     """A name for a legend, in which Matplotlib shows no mathematics, and hides none that begins with an underscore."""
     visible = "\N{ZERO WIDTH SPACE}" if name.startswith("_") else ""
     return visible + name.replace("$", r"\$")
+
+
+def funnel(bars: Sequence[Bar], path: Path) -> None:
+    """The documents that each stage kept, held out and dropped, a bar for each."""
+    places = np.arange(len(bars))
+    parts = (
+        ("kept", KEPT, "kept"),
+        ("held", ACCENT, "held out, never trained on"),
+        ("dropped", DROPPED, "dropped here"),
+    )
+    most = max(sum(bar[1:]) for bar in bars)
+    with _drawing(path, 1.1 + 0.4 * len(bars), grid="x", columns=3) as axes:
+        before = np.zeros(len(bars))
+        for name, colour, label in parts:
+            sizes = np.array([getattr(bar, name) for bar in bars], dtype=float)
+            if sizes.any():
+                axes.barh(places, sizes, left=before, height=0.6, color=colour, label=label)
+            before += sizes
+        for place, bar, end in zip(places, bars, before, strict=True):
+            words = f" {bar.kept:,}" + (f" (−{bar.dropped:,})" if bar.dropped else "")
+            axes.text(end, float(place), words, va="center", fontsize=9)
+        axes.set(
+            yticks=places,
+            yticklabels=[bar.stage for bar in bars],
+            ylim=(len(bars) - 0.5, -0.5),
+            xlim=(0, 1.3 * max(1, most)),
+            xlabel="documents",
+        )
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.xaxis.set_major_locator(whole_numbers())
+
+
+def whole_numbers() -> "MaxNLocator":
+    """Few ticks, at whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins=4, integer=True)
 
 
 def law(

@@ -73,6 +73,23 @@ class Drop(NamedTuple):
     main_sources: str | None
 
 
+class Bar(NamedTuple):
+    """The documents that a stage of the text kept, set aside for the held-out loss, and dropped."""
+
+    stage: str
+    kept: int
+    held: int
+    dropped: int
+
+
+class Sample(NamedTuple):
+    """Something that a stage dropped."""
+
+    stage: str
+    why: str
+    text: str  # shortened
+
+
 class Rule(NamedTuple):
     """A rule of cramming, whether it was kept, and the fact that says so."""
 

@@ -12,7 +12,6 @@ from tasks.reports.markdown import Marked, escape, records, table
 from tasks.reports.rows import CurvePoint, ScoreRow
 from tasks.reports.scores import (
     COLUMNS,
-    METRICS,
     PUBLISHED,
     average_by_seed,
     averages,
@@ -31,38 +30,21 @@ OWN_SETTINGS = ("epochs", "batch_size", "learning_rate")  # that a user's own ta
 MOST_CLASSES = 12  # of a confusion table
 
 
-def headline(rows: list[ScoreRow], finetuning: dict) -> dict:
-    """The `figures` at the top of the page, and the `published` averages to compare with.
+def published(rows: list[ScoreRow], finetuning: dict) -> dict:
+    """Published averages to compare ours with, if there is one; `differing`: of our settings, those not as theirs.
 
-    `finetuning`: the settings; `differing` lists those that are not the published ones.
+    `finetuning`: our settings.
     """
-    of_glue = glue_rows(rows)
-    own = [row for row in own_rows(rows) if row["pretrained"]]
-    mean = averages(of_glue).paper
-    published = [f"{row.model} {row.average}" for row in PUBLISHED if row.model in HEADLINE]
+    if averages(glue_rows(rows)).paper is None:
+        return {"averages": [], "differing": []}
     differing = []
     for name, usual in REFERENCE.items():
         if finetuning.get(name) != usual:
             differing.append(f"{name} {usual}, here {finetuning[name]}")
     return {
-        "figures": figures(of_glue, own, mean),
-        "weak": weak_notes(of_glue + own),
-        "published": [] if mean is None else published,
+        "averages": [f"{row.model} {row.average}" for row in PUBLISHED if row.model in HEADLINE],
         "differing": differing,
     }
-
-
-def figures(of_glue: list[ScoreRow], own: list[ScoreRow], mean: float | None) -> list[tuple[float, str]]:
-    """Numbers with their names: the average or else each score, of those that beat the majority baseline."""
-    shown = [row for row in of_glue if row["beats_majority"] and not row["partial"]]
-    found: list[tuple[float, str]] = []
-    if mean is not None and shown:
-        found.append((mean, "GLUE, average of nine"))
-        shown = []
-    for row in (*shown, *own):
-        if row["beats_majority"]:
-            found.append((row["score"], f"{row['column']}, {METRICS[row['metric']]}"))
-    return found
 
 
 def score_section(rows: list[ScoreRow], title: str, shown: list[dict]) -> dict:

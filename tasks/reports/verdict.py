@@ -1,0 +1,189 @@
+"""Is this good? The first sentence of a report: what pretraining was worth, and whether that is certain."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from model.wording import counted
+from tasks.reports.rows import ScoreRow
+from tasks.reports.scores import METRICS, averages, glue_rows, mark_score
+
+MOST_TASKS = 3  # that are named in a sentence
+
+
+class Comparison(NamedTuple):
+    """A score, and how far it is above what it is compared with."""
+
+    row: ScoreRow
+    other: ScoreRow | None  # of the same model without pretraining
+    difference: float | None  # to it
+    interval: tuple[float, float] | None  # 95 %, of the difference
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 if pretraining certainly helps or hurts, 0 if the difference may be chance."""
+        if self.interval is None:
+            return 0
+        low, high = self.interval
+        return int(low > 0) - int(high < 0)
+
+
+def compare(rows: Iterable[ScoreRow]) -> list[Comparison]:
+    """The scores with pretraining on all of the training data, each beside the one without."""
+    rows = [row for row in rows if row["share"] == 1]
+    random = {(row["task"], row["split"]): row for row in rows if not row["pretrained"]}
+    found = []
+    for row in rows:
+        if row["pretrained"]:
+            other = random.get((row["task"], row["split"]))
+            difference = interval = None
+            if other:
+                difference, interval = difference_of(row, other)
+            found.append(Comparison(row, other, difference, interval))
+    return found
+
+
+def difference_of(row: ScoreRow, other: ScoreRow) -> tuple[float, tuple[float, float]]:
+    """The difference of two scores, and its 95 % interval by those of both (Newcombe 1998, method 10).
+
+    As if of different examples, so that the interval is rather too wide; and of examples alone, not of seeds.
+    """
+    difference = row["score"] - other["score"]
+    below, above = distances(row)
+    below_other, above_other = distances(other)
+    low = difference - math.hypot(below, above_other)
+    high = difference + math.hypot(above, below_other)
+    return difference, (low, high)
+
+
+def distances(row: ScoreRow) -> tuple[float, float]:
+    """How far the interval of a score reaches below it and above it."""
+    low, high = row["metrics"][row["metric"]]["interval"]
+    return max(0.0, row["score"] - low), max(0.0, high - row["score"])
+
+
+def comparison_rows(found: Sequence[Comparison]) -> list[dict]:
+    """The comparisons as rows of a table; columns that no row has are left out."""
+    has_random = any(one.other for one in found)
+    has_seeds = any(one.row["seeds"] > 1 for one in found)
+    table = []
+    for one in found:
+        row = one.row
+        line: dict[str, object] = {
+            "task": mark_score(row["column"], row["partial"]),
+            "metric": METRICS[row["metric"]],
+            "score": mark_score(row["score"], False, row["beats_majority"]),
+            "95 % interval": row["metrics"][row["metric"]]["interval"],
+        }
+        if has_random:
+            line["no pretraining"] = one.other["score"] if one.other else None
+            line["difference"] = difference_cell(one)
+        line["majority"] = float(row["majority"][row["metric"]])
+        line["examples"] = row["examples"]["validation"][0]
+        if has_seeds:
+            line["seeds"] = row["seeds"]
+        table.append(line)
+    return table
+
+
+def difference_cell(one: Comparison) -> str | None:
+    """A difference with its interval."""
+    if one.difference is None or one.interval is None:
+        return None
+    low, high = one.interval
+    return f"{one.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+# Sentences
+
+
+def verdict(rows: Sequence[ScoreRow], has_learned: bool) -> str:
+    """One or two sentences that answer whether the model is good. `has_learned`: more than token frequencies."""
+    found = compare(rows)
+    sentences = [] if has_learned else ["In pretraining, the model learned nothing from context."]
+    mean = averages(glue_rows(rows)).paper
+    if mean is not None:
+        sentences.append(f"It averages {mean:.1f} on GLUE.")
+    compared = [one for one in found if one.other]
+    others = [one for one in found if not one.other]
+    if compared:
+        sentences.append(beside_random(compared))
+    if others:
+        sentences.append(beside_majority(others, "other score" if compared else "score"))
+    if not found:
+        sentences.append("It has no score, so whether it is good for anything is not known.")
+    elif not compared:
+        sentences.append("Whether pretraining helped was not measured (finetune.baseline).")
+    return " ".join(sentences)
+
+
+def beside_random(found: list[Comparison]) -> str:
+    """What pretraining is worth on tasks that were also learned without it."""
+    if len(found) == 1:
+        return one_task(found[0])
+    number = len(found)
+    better = [one for one in found if one.sign > 0]
+    worse = [one for one in found if one.sign < 0]
+    unsure = [one for one in found if one.sign == 0]
+    if len(better) == number:
+        sentences = [f"Pretraining helps on all {number} scores{named(better)}."]
+    elif better:
+        sentences = [f"Pretraining helps on {len(better)} of {number} scores{named(better)}."]
+    else:
+        sentences = [f"Pretraining certainly helps on none of {number} scores."]
+    if worse:
+        sentences.append(f"It hurts on {len(worse)}{named(worse)}.")
+    if unsure and len(unsure) < number:
+        sentences.append(f"On {len(unsure)} the difference may be chance{named(unsure)}.")
+    if number > MOST_TASKS:
+        sentences.append(on_average(found))
+    return " ".join(sentences)
+
+
+def on_average(found: Sequence[Comparison]) -> str:
+    """How far the scores are above those without pretraining."""
+    differences = [one.difference for one in found if one.difference is not None]
+    mean = sum(differences) / len(differences)
+    where = "above" if mean >= 0 else "below"
+    return f"On average they are {abs(mean):.1f} points {where} those of the same model without pretraining."
+
+
+def one_task(one: Comparison) -> str:
+    """What pretraining is worth on the only task."""
+    row = one.row
+    words = {1: "Pretraining helps", -1: "Pretraining hurts", 0: "Pretraining makes no certain difference"}[one.sign]
+    low, high = one.interval or (math.nan, math.nan)
+    difference = one.difference or 0.0
+    where = "above" if difference >= 0 else "below"
+    return (
+        f"{words}: {row['column']} has {row['score']:.1f} ({METRICS[row['metric']]}), {abs(difference):.1f} points "
+        f"{where} the same model without pretraining (95 % interval of the difference: {low:+.1f} to {high:+.1f})."
+    )
+
+
+def named(found: Sequence[Comparison]) -> str:
+    """A few scores, without pretraining and with it, in brackets; empty if they are many."""
+    if len(found) > MOST_TASKS:
+        return ""
+    scores = []
+    for one in found:
+        before = one.other["score"] if one.other else math.nan
+        scores.append(f"{one.row['column']} from {before:.1f} to {one.row['score']:.1f}")
+    return f" ({', '.join(scores)})"
+
+
+def beside_majority(found: Sequence[Comparison], noun: str) -> str:
+    """Whether scores are better than always the same answer. `noun`: for one of them."""
+    better = [one for one in found if one.row["beats_majority"]]
+    if len(found) == 1:
+        row = found[0].row
+        metric = row["metric"]
+        words = "better" if better else "not certainly better"
+        return (
+            f"{row['column']}: {row['score']:.1f} ({METRICS[metric]}), {words} than always giving the same answer "
+            f"({row['majority'][metric]:.1f})."
+        )
+    if len(better) == len(found):
+        return f"All {counted(len(found), noun)} are better than always giving the same answer."
+    words = f"{len(better)} of {{}} are" if better else "None of {} is"
+    return f"{words.format(counted(len(found), noun))} certainly better than always giving the same answer."
