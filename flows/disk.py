@@ -161,7 +161,7 @@ def advise_less_text(needs: Needs, free: float) -> str:
     megabytes = int((TIGHT * free - needs.models) / needs.peak * text / 1e6)
     if megabytes <= 0:
         return ""
-    return f"""read less text (--override '{{"download": {{"megabytes": {megabytes}}}}}'), """
+    return f"read less text (--set download.megabytes={megabytes}), "
 
 
 @disk_errors_as_input_errors("This run")

@@ -230,10 +230,10 @@ def mention_same_but_budget(params: Pretrain, tokens: Artifact) -> None:
         if about["inputs"] == {"tokens": tokens.name} and its != wanted and its | limits == wanted:
             log.info(
                 "%s has the same settings but a budget of %s. This training starts from scratch. To start from that "
-                "model: --override '%s'",
+                "model: --set pretrain.start=%s",
                 other.name,
                 budget(its["budget"], its["budget_unit"]),
-                json.dumps({"pretrain": {"start": other.name}}),
+                other.name,
             )
             return
 

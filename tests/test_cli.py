@@ -29,7 +29,7 @@ from flows.cli import common, main
 from flows.cli.ending import signals_as_sentences
 from flows.cli.execution import ServerLost, execute
 from flows.cli.main import app
-from flows.cli.run import parse_overrides, print_results
+from flows.cli.run import print_results
 from flows.recipes.recipe import RECIPES, STAGES
 from model.environment import print_anything
 from model.errors import InputError
@@ -80,7 +80,7 @@ def check_refusal(code: int, out: str, err: str, words: str) -> None:
         (["run", "demo", "--override", "[1]"], "[1]"),
         (["run", "demo", "--override", '{"a":' * 20_000 + "1" + "}" * 20_000], "--override is not valid JSON"),
         (["run", "demo", "--override", '{"filter": {}, "filter": {}}'], "'filter' occurs twice"),
-        (["run", "demo", "--override", '{"filter": {}}', "--override", '{"filter": 3}'], "filter: "),
+        (["run", "demo", "--override", '{"filter": {}}', "--override", '{"filter": 3}'], "filter is 3"),
         (["run", "demo", "--until", "filtr"], "'filtr'. Did you mean filter? "),
         (["run", "demo", "--use", "filter"], "--use is 'filter'"),
         (["show", "filter/123"], "no artifacts of filter"),
@@ -331,13 +331,6 @@ def test_paths_with_brackets_are_printed_whole(store: Path, monkeypatch, capsys,
     assert f"in {moved} yet" in show("ls", "filter")
 
 
-def test_several_overrides_are_merged_and_the_last_one_wins():
-    texts = ['{"pretrain": {"budget": 1, "architecture": {"layers": 2}}}', '{"filter": {"min_characters": 3}}']
-    texts += ['{"pretrain": {"budget": 2, "architecture": {"hidden": 64}}}']
-    changes = {"pretrain": {"budget": 2, "architecture": {"layers": 2, "hidden": 64}}, "filter": {"min_characters": 3}}
-    assert parse_overrides(texts) == changes
-
-
 def test_show_has_the_numbers_of_each_source_in_the_table_alone(store: Path, tmp_path: Path, toy_texts: list[str]):
     made = filtered(corpus_of(tmp_path, toy_texts, source="prose"), max_tokens_per_char=0.5)
     shown = show("show", "filter")
@@ -415,8 +408,10 @@ def completed(*words: str) -> list[str]:
 
 
 def test_recipes_and_stages_complete_and_are_named_in_the_help():
-    assert completed("run", "") == list(RECIPES)
+    assert completed("run", "")[: len(RECIPES)] == list(RECIPES), "recipe files come after them"
     assert completed("run", "dem") == ["demo"]
+    for command in ("run", "study"):
+        assert completed(command, "--set", "pretrain.architecture.l") == ["pretrain.architecture.layers="]
     for words in (["ls"], ["show"], ["diff"], ["run", "demo", "--until"], ["run", "demo", "--refresh"]):
         assert completed(*words, "") == list(STAGES)
         assert completed(*words, "fi") == ["filter", "finetune"]

@@ -86,7 +86,7 @@ def test_a_run_that_does_not_fit_is_refused_and_what_is_there_is_not_counted(
     free = fewest()
     # download, deduplicate and filter (the probes need no search), and the sequences, which are first in parts too
     assert free == pytest.approx(shard.stat().st_size * (3 * 0.38 + 2 * 0.45), rel=0.01)
-    for words in ("about 11", "download 2", str(store), '--override \'{"download": {"megabytes": 4}}\''):
+    for words in ("about 11", "download 2", str(store), "--set download.megabytes=4"):
         assert words in said(free - 1)
     with pytest.raises(InputError, match="of disk"):
         cram.fn("demo", tiny_override(shard), "tokenize")
@@ -160,7 +160,7 @@ def test_less_text_is_advised_only_where_it_helps(store: Path, monkeypatch: pyte
 
     with pytest.raises(InputError) as advice:
         check(12e9 * len(sources))
-    check(12e9 * len(sources), megabytes=int(re.search(r'"megabytes": (\d+)', str(advice.value))[1]))
+    check(12e9 * len(sources), megabytes=int(re.search(r"megabytes=(\d+)", str(advice.value))[1]))
     with pytest.raises(InputError, match="Free some, or set CRAM_ARTIFACTS"):
         check(4e9)  # the models alone need more
 

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column
 
-from flows.cli.common import print_table, recipe_names, say
-from flows.cli.run import begin, parse_overrides
+from flows.cli.common import print_table, say
+from flows.cli.fields import Override, Settings, recipes_and_files
+from flows.cli.run import begin
 from flows.summary import relative
 
 if TYPE_CHECKING:
@@ -22,12 +23,11 @@ if TYPE_CHECKING:
 
 def bench(
     recipe: Annotated[
-        str, typer.Argument(help="Recipe, or recipe file, whose training is measured.", autocompletion=recipe_names)
+        str,
+        typer.Argument(help="Recipe, or recipe file, whose training is measured.", autocompletion=recipes_and_files),
     ] = "pocket-frontier",
-    override: Annotated[
-        list[str] | None,
-        typer.Option(metavar="JSON", help="Recipe fields to change, as for `cram run`. May be repeated."),
-    ] = None,
+    settings: Settings = None,
+    override: Override = None,
     seconds: Annotated[
         float, typer.Option(min=1, help="About how long it takes; from 60 on, compilation is measured too.")
     ] = 120,
@@ -39,11 +39,12 @@ def bench(
     and nothing enters the store.
     """
     from flows.recipes.recipe import merge, refuse_without_start, resolve
+    from flows.recipes.typed import changes_of
     from tasks.bench import budget_rows, findings, part_rows, rate_rows, write_page
     from tasks.stage import environment
 
     begun = begin(recipe)
-    changes = merge(begun.override, parse_overrides(override or []))
+    changes = merge(begun.override, changes_of(override or [], settings or []))
     refuse_without_start(begun.recipe, changes)
     found = measure(Path(recipe).stem, changes, resolve(begun.recipe, changes), seconds)
     for rows in (part_rows(found), rate_rows(found), budget_rows(found)):

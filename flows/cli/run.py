@@ -11,6 +11,7 @@ from rich.table import Column
 
 from flows.cli.common import check_stages, console, print_rows, print_table, recipe_names, say, shorten, stage_names
 from flows.cli.execution import Planned, execute, print_plan
+from flows.cli.fields import Override, Settings, recipes_and_files
 from flows.cli.server import find_server
 from flows.summary import check_name, relative
 from model.errors import InputError
@@ -22,7 +23,6 @@ if TYPE_CHECKING:  # slow to import
     from tasks.reports.blanks import Blank
     from tasks.store.artifacts import Artifact
 
-EXAMPLE = '\'{"filter": {"max_tokens_per_char": 0.25}}\''  # of an --override
 LAST = "report"  # the stage with which a run ends, unless it is told to end before
 CANDIDATES = 3  # tokens to print per blank
 BLANKS = (  # a model knows the words of its text, which may be documentation only
@@ -31,24 +31,6 @@ BLANKS = (  # a model knows the words of its text, which may be documentation on
     "Paris is the capital of [MASK].",
 )
 LONGEST_VALUE = 30  # characters of a value on a line
-
-
-def parse_overrides(texts: list[str]) -> dict:
-    """The changes in the JSON of several --override; later values win."""
-    from flows.recipes.recipe import check_changes, merge, parse_json
-
-    changes: dict = {}
-    for text in texts:
-        try:
-            given = parse_json(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"--override is not valid JSON: {error}. Expected an object, as in {EXAMPLE}.") from error
-        if not isinstance(given, dict):
-            raise InputError(f"--override is {given!r}; expected an object, as in {EXAMPLE}.")
-        if len(texts) > 1:  # only an object can be merged with an object
-            check_changes(given)
-        changes = merge(changes, given)
-    return changes
 
 
 def parse_use(pairs: list[str]) -> dict[str, str]:
@@ -77,15 +59,12 @@ def run(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="Recipe name, see the list below; or a recipe file (.toml, .yaml, .json).", autocompletion=recipe_names
+            help="Recipe name, see the list below; or a recipe file (.toml, .yaml, .json).",
+            autocompletion=recipes_and_files,
         ),
     ],
-    override: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="JSON", help="Recipe fields to change, as a JSON object. May be repeated; later values win."
-        ),
-    ] = None,
+    settings: Settings = None,
+    override: Override = None,
     until: Annotated[
         str | None,
         typer.Option(metavar="STAGE", help=f"Last stage to run. Default: {LAST}.", autocompletion=stage_names),
@@ -103,13 +82,14 @@ def run(
     plan: Planned = False,
 ) -> None:
     """Run a recipe, from raw text to scores. Stages that already ran with the same parameters are cached."""
-    changes = parse_overrides(override or [])
     given = parse_use(use or [])
     again = refresh or []
     check_stages([until or LAST, *given, *again])
     begun = begin(recipe)
     from flows.recipes.recipe import merge
+    from flows.recipes.typed import changes_of
 
+    changes = changes_of(override or [], settings or [])
     asked = {
         "recipe": begun.recipe,
         "override": merge(begun.override, changes),
@@ -248,7 +228,7 @@ def params(
         str, typer.Option(metavar="RECIPE", help="Print this recipe's values.", autocompletion=recipe_names)
     ] = "crammed-bert",
 ) -> None:
-    """List parameters: allowed values, value in the recipe, description. Set them with `cram run --override`."""
+    """List parameters: allowed values, value in the recipe, description. Set them with `cram run --set`."""
     check_stages([stage] if stage else [])
     from flows.recipes.deltas import DELTAS
     from flows.recipes.recipe import STAGES, Recipe

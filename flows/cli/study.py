@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from flows.cli.common import console, print_rows, recipe_names, say, shorten, study_names
 from flows.cli.execution import Planned, execute, print_plan
-from flows.cli.run import parse_overrides
+from flows.cli.fields import Override, Settings
 from flows.cli.server import find_server
 from flows.summary import check_name
 from model.errors import InputError
@@ -28,10 +28,8 @@ def study(
         str | None,
         typer.Option(help="Recipe that the runs change. Default: the study's own.", autocompletion=recipe_names),
     ] = None,
-    override: Annotated[
-        list[str] | None,
-        typer.Option(metavar="JSON", help="Recipe fields to change in all runs. May be repeated; later values win."),
-    ] = None,
+    settings: Settings = None,
+    override: Override = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds of each run.")] = 1,
     scale: Annotated[
         str,
@@ -44,9 +42,11 @@ def study(
     plan: Planned = False,
 ) -> None:
     """Run recipes that differ in one respect, and compare them on one page. Shared stages run once."""
-    changes = parse_overrides(override or [])
     if until not in LAST_STAGES:
         raise InputError(f"--until is {until!r}; a study ends with {' or '.join(LAST_STAGES)}.")
+    from flows.recipes.typed import changes_of
+
+    changes = changes_of(override or [], settings or [])
     if listed:
         names = [name] if name else study_names()
         list_studies(names, recipe, changes, seeds, scale, until)

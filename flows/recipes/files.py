@@ -125,9 +125,17 @@ def other_file(path: Path) -> str:
 def read_changes(path: Path) -> dict[str, Any]:
     """The changes to a recipe in a file, by stage. Raises InputError for unknown fields and values of wrong types."""
     changes = read_tables(path)
-    if RECIPE in changes:
-        raise InputError(f"{path} is a recipe file, since it has {RECIPE}. Run it: cram run {path}.")
+    check_no_recipe(changes, str(path))
     return checked(changes, path)
+
+
+def check_no_recipe(changes: dict[str, Any], name: str) -> None:
+    """Raise InputError if changes to a recipe are a recipe file. `name`: that of the file."""
+    if RECIPE in changes:
+        raise InputError(
+            f"{name} is a recipe file, since it has {RECIPE}, and --override takes changes to another recipe. Run the "
+            "file, as in `cram run my.toml`, or remove that line."
+        )
 
 
 def read_recipe_file(path: Path) -> RecipeFile:

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import textwrap
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,6 +37,14 @@ from tasks.vocabulary import Vocabulary
 
 BUDGET, UNIT = ("budget", "budget_unit")  # fields of pretraining
 LONGEST_DEFAULT = 40  # characters of a default in a description
+LONGEST_FOUND = 60  # characters of a wrong value in a message
+SAID_WELL = (
+    "value_error",
+    "missing",
+    "string_pattern_mismatch",
+    "too_short",
+    "finite_number",
+)  # problems in pydantic's words
 KINDS = {"string": "text", "boolean": "true or false"}  # other types keep their names in JSON Schema
 
 
@@ -122,7 +132,7 @@ def describe_values(schema: dict) -> str:
         return "definition"
     if "items" in schema:
         each = describe_values(schema["items"])
-        return f"list, each {each}" if "enum" in schema["items"] else f"list of {each}"
+        return f"list, each {each}" if each.startswith("one of") else f"list of {each}"
     values = schema.get("additionalProperties")
     if isinstance(values, dict):
         return f"object with values: {describe_values(values)}"
@@ -347,8 +357,9 @@ def refuse_changes(what: str, path: str, asked: dict, theirs: dict) -> None:
 
 
 def sentences_of(error: ValidationError) -> str:
-    """The problems that pydantic found, each as a sentence: the field, what is wrong, the value."""
-    return " ".join(map(sentence_of, error.errors()))
+    """The problems that pydantic found, each as a sentence: the field, what was found, what is expected."""
+    sentences = [sentence_of(problem) for problem in error.errors()]
+    return " ".join(dict.fromkeys(sentences))  # a value that fits no type of several has a problem for each
 
 
 def sentence_of(problem: ErrorDetails) -> str:
@@ -356,12 +367,63 @@ def sentence_of(problem: ErrorDetails) -> str:
     path = [step for step in problem["loc"] if step not in TAGS] or ["recipe"]
     if problem["type"] == "extra_forbidden":
         return unknown_field(path)
-    field = ".".join(map(str, path))
-    message = problem["msg"].removeprefix("Value error, ")
-    value = "" if problem["type"] == "value_error" else f" (found {problem['input']!r})"
+    place, schema = place_and_schema(path)
+    if problem["type"] in SAID_WELL and place == path:
+        return f"{dotted(path)}: {problem['msg'].removeprefix('Value error, ')}."
+    sentence = f"{dotted(place)} is {shown(problem['input'])}. {advice_on(problem['input'], schema)}"
     if TAGS[0] in problem["loc"]:
-        value += f'. A custom task needs a definition, such as {{"name": "{problem["input"]}", "data": "FILE"}}'
-    return f"{field}: {message}{value}."
+        sentence += f' A custom task needs a definition, such as {{"name": "{problem["input"]}", "data": "FILE"}}.'
+    return sentence
+
+
+def advice_on(found: Any, schema: dict) -> str:
+    """What a field with this JSON schema takes, after a wrong value was found, in one or two sentences."""
+    expected = f"Expected: {describe_values(schema)}"
+    if not isinstance(found, str):
+        return f"{expected}."
+    if schema.get("type") == "array":
+        return f"{expected}, such as {json.dumps([found], ensure_ascii=False)}."
+    return f"{did_you_mean(found, map(str, choices_in(schema)))}{expected}."
+
+
+def dotted(path: list[str | int]) -> str:
+    """The path of a field, with dots."""
+    return ".".join(map(str, path))
+
+
+def shown(found: Any) -> str:
+    """A wrong value as JSON, shortened."""
+    return textwrap.shorten(json.dumps(found, ensure_ascii=False, default=repr), LONGEST_FOUND, placeholder="…")
+
+
+def place_and_schema(path: list[str | int]) -> tuple[list[str | int], dict]:
+    """The part of the path of a problem that names a field, or an item of a list in it, and its JSON schema."""
+    model: type[BaseModel] = Recipe
+    schema: dict = {}
+    place: list[str | int] = []
+    for step in path:
+        if isinstance(step, int) and "items" in schema:
+            schema = schema["items"]
+            if "definition" in describe_values(schema):  # the only models in lists
+                model = Definition
+        elif isinstance(step, str) and step in model.model_fields:
+            inner = level(model.model_fields[step])
+            schema = {"type": "object"} if inner else model.model_json_schema()["properties"][step]
+            model = inner or model
+        else:  # a type among several, or a key of an object
+            break
+        place.append(step)
+    if schema == {"type": "object"}:
+        schema = {"type": f"fields, which are {', '.join(model.model_fields)}"}
+    return place, schema
+
+
+def choices_in(schema: dict) -> list:
+    """All values that a field takes by name."""
+    found = list(schema.get("enum", []))
+    for inner in (*schema.get("anyOf", []), *schema.get("oneOf", [])):
+        found += choices_in(inner)
+    return found
 
 
 def unknown_field(path: list[str | int]) -> str:
@@ -371,10 +433,22 @@ def unknown_field(path: list[str | int]) -> str:
     for name in levels:
         if isinstance(name, str):  # a number is a place in a list, whose only models are definitions
             model = level(model.model_fields[name]) or Definition
-    field = ".".join(map(str, path))
-    owner = ".".join(map(str, levels)) or "A recipe"
+    owner = dotted(levels) or "A recipe"
     meant = did_you_mean(last, model.model_fields)
-    return f"There is no field {field}. {meant}{owner} has {', '.join(model.model_fields)}."
+    elsewhere = [field for field in fields_of(Recipe) if field.split(".")[-1] == last]
+    if elsewhere:
+        meant = f"Did you mean {' or '.join(elsewhere)}? "
+    return f"There is no field {dotted(path)}. {meant}{owner} has {', '.join(model.model_fields)}."
+
+
+def fields_of(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """The dotted names of the fields that hold values, also of those of nested params."""
+    for name, field in model.model_fields.items():
+        inner = level(field)
+        if inner:
+            yield from fields_of(inner, f"{path}{name}.")
+        else:
+            yield path + name
 
 
 RECIPES: dict[str, Recipe] = {name: resolve(name, {}) for name in DELTAS}
