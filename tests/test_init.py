@@ -131,6 +131,16 @@ LABELLED: dict[str, tuple[str, bytes, dict]] = {
         csv({"Nachricht": GERMAN, "Thema": CLASSES}, ";", "windows-1252"),
         {"text": "Nachricht", "label": "Thema", "encoding": "windows-1252"},
     ),
+    "true and false": (
+        "t.jsonl",
+        lines({"question": SENTENCES, "passage": TEXTS, "answer": [i % 2 == 0 for i in range(ROWS)]}),
+        {"text": "question", "pair": "passage", "label": "answer"},
+    ),
+    "many classes": (
+        "t.csv",
+        csv({"text": TEXTS, "code": [f"C{i % 60}" for i in range(ROWS)]}),
+        {"text": "text", "label": "code"},
+    ),
     "pairs": (
         "t.tsv",
         csv({"sentence1": SENTENCES, "sentence2": TEXTS, "same": [i % 2 for i in range(ROWS)]}, "\t"),
@@ -283,10 +293,14 @@ def test_an_existing_file_stays_unless_forced(folder: Path):
         (["letters", "--out", "gone/my.toml"], "gone"),
         (["--labels", "t.conll"], "t.conll"),
         (["numbers.csv"], "numbers.csv"),
+        (["letters", "--labels", "nameless.csv"], r"nameless\.csv.* names of the columns"),
+        (["cyrillic.txt"], r"cyrillic\.txt.*iconv"),
     ],
 )
 def test_bad_input_is_refused_with_its_name_and_nothing_is_written(folder: Path, arguments: list[str], words: str):
     files = {"empty.csv": b"", "same.csv": csv({"text": TEXTS}), "t.conll": conll(), "numbers.csv": b"a,b\n1,2\n3,4\n"}
+    files["nameless.csv"] = csv({"text": TEXTS, "label": CLASSES}).partition(b"\n")[2]
+    files["cyrillic.txt"] = "\n".join(CYRILLIC).encode("windows-1251")
     write(folder, letters(TEXTS) | files)
     before = sorted(folder.rglob("*"))
     with pytest.raises(InputError, match=words):

@@ -121,7 +121,7 @@ def look_at_files(patterns: Sequence[str]) -> TextOverview:
         options = replace(options, encoding=GUESSED)
         sample = read_sample(found, options, chosen)
     if options.encoding == GUESSED:
-        doubts.append(doubt_of_encoding(sample.texts))
+        doubts.append(doubt_of_encoding(sample.texts, ", ".join(patterns)))
     check(found, sample, ", ".join(patterns))
     settings = {name: value for name, value in vars(options).items() if value}
     share = len(chosen) / len(found.files)
@@ -245,8 +245,8 @@ def has_other_encoding(sample: Sample) -> bool:
     return any(loss.reason == NOT_UTF8 for loss in [*sample.losses, *sample.flaws.values()])
 
 
-def doubt_of_encoding(documents: Sequence[str]) -> str:
-    """What to say of the guess that text is in GUESSED. Raises InputError if it can't be."""
+def doubt_of_encoding(documents: Sequence[str], what: str) -> str:
+    """What to say of the guess that text is in GUESSED. Raises InputError if it can't be. `what`: the files."""
     letters = beyond = 0
     for text in documents:
         if text.isascii():
@@ -256,8 +256,8 @@ def doubt_of_encoding(documents: Sequence[str]) -> str:
         beyond += sum(character > "\x7f" for character in here)
     if beyond > MOST_ACCENTS * letters:
         raise InputError(
-            f"The text is not UTF-8, and read as {GUESSED} {beyond / letters:.0%} of its letters are not of ASCII. "
-            "Convert it, for example from Cyrillic: iconv -f windows-1251 -t UTF-8 FILE > NEW."
+            f"{what}: some text is not UTF-8, and read as {GUESSED} it would have {100 * beyond / letters:.0f} % of "
+            "letters beyond ASCII. Convert it, for example from Cyrillic: iconv -f windows-1251 -t UTF-8 FILE > NEW."
         )
     return f"Some text is not UTF-8 and is read as {GUESSED}, which is a guess; look whether its accents are right."
 

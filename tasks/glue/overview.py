@@ -34,6 +34,7 @@ from tasks.glue.table import LABEL
 SAMPLED = 20_000  # rows that show what the columns hold
 LARGEST = 500_000_000  # bytes of the files of a task that is read whole
 MOST_CLASSES = 0.2  # different values, as a share of the rows, up to which words are classes
+RARE_CLASSES = 0.5  # the same, where no column has so few
 FEWEST_CLASSES = 10  # different values that may be classes however few rows there are, if some repeat
 LONGEST_NAME = 60  # characters of the median name of a class
 SEPARATORS = re.compile(r"\s*[,;|]\s*")  # between several labels in a string
@@ -192,19 +193,30 @@ def choose(rows: list[dict], where: str) -> Chosen:
     if not texts:
         raise InputError(f"{where} has no column with texts. Its columns: {list_names(list(profiles))}.")
     text, pair = pair_in(texts) or (texts[0], "")
-    labels = label_columns(profiles, {text, pair})
+    left = {name: profile for name, profile in profiles.items() if name not in (text, pair)}
+    labels = label_columns(left, MOST_CLASSES) or label_columns(left, RARE_CLASSES)
     if not labels:
         raise InputError(
             f"{where} has no column with labels, which are a few words or whole numbers that repeat, numbers, or "
             f"lists. The text seems to be {text}; its columns: {list_names(list(profiles))}."
         )
     [(label, kind), *more] = labels.items()
+    refuse_without_names(profiles[label], where)
     gaps = profiles[label].gaps
     others = {
         TEXT: [name for name in texts if name not in (text, pair, label)],
         LABEL: [name for name, _ in more if name not in texts],
     }
     return Chosen(text, label, kind, pair, others, gaps / len(rows))
+
+
+def refuse_without_names(labels: Profile, where: str) -> None:
+    """Raise InputError if the name of the label's column is one of the labels: the first line isn't one of names."""
+    if labels.name in set(map(str, labels.values)):
+        raise InputError(
+            f"{where} seems to begin with a row, since its first line has the label {labels.name}; expected the names "
+            "of the columns. Add a first line, such as: text,label"
+        )
 
 
 def tokens_and_tags(profiles: dict[str, Profile]) -> tuple[str, str] | None:
@@ -272,11 +284,11 @@ def pair_in(texts: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-def label_columns(profiles: dict[str, Profile], taken: set[str]) -> dict[str, Kind]:
+def label_columns(profiles: dict[str, Profile], most: float) -> dict[str, Kind]:
     """The columns that may have the label, with its kind: those with usual names first, classes before numbers."""
     found: dict[str, Kind] = {}
     for name, profile in profiles.items():
-        kind = kind_of(profile) if name not in taken else None
+        kind = kind_of(profile, most)
         if kind:
             found[name] = kind
     order: list[Kind] = ["classes", "multilabel", "regression", "tokens"]
@@ -290,8 +302,11 @@ def label_columns(profiles: dict[str, Profile], taken: set[str]) -> dict[str, Ki
     return {name: found[name] for name in sorted(found, key=rank)}
 
 
-def kind_of(profile: Profile) -> Kind | None:
-    """What the labels in a column would be; None if it can't have labels, as with texts, names and indices."""
+def kind_of(profile: Profile, most: float) -> Kind | None:
+    """What the labels in a column would be; None if it can't have labels, as with texts, names and indices.
+
+    `most`: different values, as a share of the rows, up to which they are classes.
+    """
     values = profile.values
     if not values or profile.different < 2:
         return None
@@ -300,7 +315,7 @@ def kind_of(profile: Profile) -> Kind | None:
     numbers = profile.numbers
     if numbers is not None:
         are_whole = all(number.is_integer() for number in numbers)
-        if are_whole and profile.different <= MOST_NUMBERS and repeats(profile):
+        if are_whole and profile.different <= MOST_NUMBERS and repeats(profile, most):
             return "classes"
         is_usual = profile.name.lower() in USUAL[LABEL]
         return None if profile.is_index and not is_usual else "regression"
@@ -308,15 +323,15 @@ def kind_of(profile: Profile) -> Kind | None:
         return "multilabel"
     if any(isinstance(value, dict | list) for value in values) or profile.length > LONGEST_NAME:
         return None
-    if all(map(DATE.fullmatch, profile.strings)):
+    if profile.strings and all(map(DATE.fullmatch, profile.strings)):
         return None
-    return "classes" if repeats(profile) else None
+    return "classes" if repeats(profile, most) else None
 
 
-def repeats(profile: Profile) -> bool:
-    """Whether values repeat so often that they may be classes."""
+def repeats(profile: Profile, most: float) -> bool:
+    """Whether values repeat so often that they may be classes: up to `most` of them are different, or a few."""
     count = len(profile.values)
-    few = max(MOST_CLASSES * count, min(FEWEST_CLASSES, count - 1))
+    few = max(most * count, min(FEWEST_CLASSES, count - 1))
     return profile.different <= few
 
 
