@@ -17,7 +17,7 @@ from flows.recipes.files import read_recipe_file
 from flows.recipes.recipe import resolve
 from model.errors import InputError
 from tasks.corpus import overview
-from tasks.corpus.overview import look_at_files
+from tasks.corpus.overview import look_at_dataset, look_at_files
 from tasks.glue.overview import look_at_labels
 from tasks.text.writing import writing_of
 
@@ -323,6 +323,25 @@ def test_of_a_large_text_a_sample_of_each_file_is_read(folder: Path, monkeypatch
     assert sum(map(len, found.texts)) < 0.5 * whole
     assert found.characters == pytest.approx(whole, rel=0.5)
     assert found.documents == pytest.approx(4 * ROWS, rel=0.5)
+
+
+def test_of_a_data_set_the_beginning_is_read_and_the_column_is_found(folder: Path):
+    write(folder, {"set/train.jsonl": lines({"letter": TEXTS, "id": CLASSES})})
+    found = look_at_dataset("set")  # a folder stands for a data set of the hub
+    assert found.settings == {"dataset": "set", "column": "letter"}
+    assert sorted(found.texts) == sorted(TEXTS)
+
+
+def test_what_is_neither_here_nor_on_the_hub_is_said_to_be_both(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def unknown(name: str) -> None:
+        raise InputError(f"{name} is not on the hub.")
+
+    monkeypatch.setattr(overview, "look_at_dataset", unknown)
+    with pytest.raises(InputError, match=r"no file or folder some/set, .*not on the hub"):
+        cram_init("some/set")
+    write(folder, letters(TEXTS))
+    with pytest.raises(InputError, match="'letters/gone' matches nothing"):
+        cram_init("letters/gone")  # a misspelt path isn't looked for on the hub
 
 
 def test_scripts_are_shares_of_letters_and_ascii_counts_what_it_loses():
