@@ -15,6 +15,7 @@ from flows.cram import pipeline
 from flows.recipes import recipe
 from flows.recipes.files import read_recipe_file
 from flows.recipes.recipe import RECIPES, STAGES, resolve
+from flows.recipes.typed import changes_of
 from flows.summary import OTHER_STAGES
 from model.settings import Architecture, Training
 from tasks.deduplicate import REASONS
@@ -31,6 +32,7 @@ MODULES = [path for package in ("flows", "tasks", "model") for path in sorted((H
 # a command begins an indented line or a quotation, or stands after a variable or in a pipe
 COMMAND = re.compile(r"(?:^ {4}|`|=\S+ |\| )cram ([a-z][\w-]*)", re.MULTILINE)
 EXAMPLE = re.compile(r"override(?: |=)'?(\{.*?\}\})'")
+SETTING = re.compile(r"--set (?:'([^']+)'|([\w./=:-]+))")
 
 
 def section(manual: str, heading: str) -> str:
@@ -101,7 +103,7 @@ def test_every_override_of_the_manuals_is_accepted(monkeypatch):
     monkeypatch.setattr(recipe, "begin_from_model", lambda recipe, asked: recipe)  # there is no such model here
     overrides = [text for manual in MANUALS.values() for text in EXAMPLE.findall(manual.replace("\n", " "))]
     options = [cell.strip("`") for cell in first_cells("tasks/README.md", "GLUE") if cell.startswith('`"')]
-    assert len(overrides) >= 15
+    assert len(overrides) >= 5
     assert len(options) >= 6
     for text in [*overrides, *(f'{{"finetune": {{{option}}}}}' for option in options)]:
         resolve("pocket", json.loads(text))
@@ -115,6 +117,14 @@ def test_every_recipe_file_of_the_manuals_is_accepted(tmp_path):
         path.write_text(text)
         asked = read_recipe_file(path)
         resolve(asked.recipe, asked.override)
+
+
+def test_every_setting_of_the_manuals_is_accepted():
+    found = [quoted or bare for manual in MANUALS.values() for quoted, bare in SETTING.findall(manual)]
+    settings = [text for text in found if text != "STAGE.FIELD=VALUE"]
+    assert len(settings) >= 15
+    for text in settings:
+        changes_of([], [text])
 
 
 def test_every_field_of_the_manuals_exists():
