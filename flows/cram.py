@@ -8,7 +8,8 @@ from prefect.runtime import flow_run
 
 from flows import disk
 from flows.execute import execute
-from flows.logs import configure
+from flows.forecast import Forecast
+from flows.logs import configure, lines_later
 from flows.plan import Plan
 from flows.recipes.recipe import (
     Override,
@@ -66,7 +67,6 @@ def plan_run(recipe: str, override: dict, until: str, use: dict[str, str], refre
     if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts
         r.check_lengths(until)
     plan.trace(pipeline, r)
-    warn_of_unused(recipe, override, plan)
     return plan
 
 
@@ -78,12 +78,30 @@ def warn_of_unused(recipe: str, override: dict, plan: Plan) -> None:
 
 
 def checked_plan(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
-    """The plan of a run, checked for every mistake that can be known before it starts."""
+    """The plan of a run, checked for every mistake that can be known before it starts. The log tells what it is."""
     plan = plan_run(recipe, override, until, use, refresh)
+    with lines_later():
+        plan.find()
+        refuse_problems(plan)
+        log.info(Forecast(plan).announcement(recipe))
+    warn_of_unused(recipe, override, plan)
     plan.check()
+    refuse_problems(plan)
+    return plan
+
+
+def refuse_problems(plan: Plan) -> None:
+    """Raise the first error if a step of the plan is not possible."""
     for error in plan.problems.values():
         raise error
-    return plan
+
+
+def forecast_run(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Forecast:
+    """The forecast of a run of a recipe."""
+    plan = plan_run(recipe, override, until, use, refresh)
+    warn_of_unused(recipe, override, plan)
+    plan.check(thoroughly=False)
+    return Forecast(plan)
 
 
 def run_name() -> str:

@@ -19,16 +19,16 @@ from model.wording import brief_duration, printable
 from tasks.store.artifacts import Artifact
 from tasks.store.publish import refresh
 from tasks.workers import finetunes
+from tasks.workers.progress import labelled
 
 log = logging.getLogger(__name__)
 
 
 def execute(plan: Plan) -> None:
     """Make what the plan's last stage needs. If a step fails, others that don't need it run; see `Plan.problems`."""
-    if not flow_run.id:
-        url = os.environ.get("PREFECT_API_URL")
-        about = f"No Prefect server answers at {url}; this" if url else "Without a Prefect server, this"
-        log.info("%s run stays in its own process. `make up` starts one.", about)
+    url = os.environ.get("PREFECT_API_URL")
+    if url and not flow_run.id:
+        log.info("No Prefect server answers at %s, so this run stays in its own process.", url)
     plan.refill_hollow()  # again, since a `cram gc` may have come between
     for step in plan.steps:
         if step.problem:
@@ -71,7 +71,7 @@ def attempt(plan: Plan, step: Step) -> None:
 def carry_out(step: Step) -> Artifact:
     """A step's artifact, made unless it is cached, and shown."""
     is_cached = step.is_made
-    with running(step.title):
+    with running(step.title), labelled(step.run_in_brackets):
         artifact = step.task(*step.arguments, refill=step.refill)
     return finish(step, artifact, is_cached)
 

@@ -5,15 +5,15 @@ The time of a stage is that of its last comparable run on this machine, scaled b
 
 import functools
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.filesize import decimal
 
-from flows import cram, disk
+from flows import disk
 from flows.execute import count_at_once
 from flows.plan import SEVERAL, Plan, Step
 from model.errors import InputError
-from model.wording import brief_duration, counted, duration
+from model.wording import brief_duration, budget, counted, duration
 from tasks.stage import environment
 from tasks.store import home
 from tasks.store.artifacts import WORK, Artifact, artifact_named, draft_of, load_manifest, read_manifest
@@ -23,6 +23,7 @@ from tasks.store.manifests import MANIFEST, kept_files
 PRETRAIN = "pretrain"
 IMPOSSIBLE = "not possible"
 UNFINISHED = ("resumable", "in progress")
+OFF_THE_CLOCK = 0.1  # of a short budget, besides it, where no earlier run tells
 
 
 class Row(NamedTuple):
@@ -71,7 +72,8 @@ class Forecast:
             for artifact in artifacts:
                 row = self.describe(artifact.stage, artifact, is_made=True)
                 self.rows.append(row._replace(state="given"))
-        self.rows += [self.row(step) for step in plan.steps]
+        self.rows_of = {step: self.row(step) for step in plan.steps}
+        self.rows += self.rows_of.values()
 
     def _earlier(self, stage: str) -> list[dict]:
         """The manifests of a stage that this machine wrote, whatever became of their files, the newest first."""
@@ -113,7 +115,7 @@ class Forecast:
     def seconds(self, step: Step) -> float | None:
         """About how long a step takes from its start; None if no earlier run is comparable."""
         if step.stage == PRETRAIN and step.params.budget_unit == "hours":
-            return 3600 * step.params.budget
+            return self.seconds_of_budget(step)
         work = find_work(step)
         for about in self.earlier(step.stage):
             with suppress(AttributeError, KeyError, TypeError, ValueError):  # its input is gone, or of another version
@@ -122,9 +124,28 @@ class Forecast:
                     return about["stats"].get("seconds_on_the_clock", about["seconds"]) * work.amount / done.amount
         return None
 
+    def seconds_of_budget(self, step: Step) -> float:
+        """About how long pretraining takes whose budget is in hours, with what is off the clock.
+
+        That is mainly measuring held-out losses. An earlier run with this budget and architecture tells how long it
+        takes here; otherwise it is assumed to take a tenth of the budget, up to that from which on all is measured.
+        """
+        from model import heldout  # loads torch
+
+        params = step.params
+        architecture = params.architecture.model_dump(mode="json")
+        for about in self.earlier(PRETRAIN):
+            with suppress(AttributeError, KeyError, TypeError):  # of another version
+                its = about["params"]
+                is_same = (its["budget"], its["budget_unit"]) == (params.budget, params.budget_unit)
+                is_whole = about["seconds"] >= about["stats"]["seconds_on_the_clock"]  # it was not interrupted
+                if is_same and is_whole and its["architecture"] == architecture:
+                    return about["seconds"]
+        return 3600 * (params.budget + OFF_THE_CLOCK * min(params.budget, heldout.ALL_FROM_HOURS))
+
     def would_run(self) -> list[Row]:
         """The rows of what is neither there nor impossible."""
-        return [row for row in self.rows if row.state not in ("cached", "given", IMPOSSIBLE)]
+        return [row for row in self.rows if not is_over(row)]
 
     def sentences(self) -> list[str]:
         """The sum of the rows; why some are not possible, but for the refusal. Finds out whether the disk suffices."""
@@ -142,6 +163,38 @@ class Forecast:
             head = "Nothing would run."
         return [head, *self.reasons(), *self.notes]
 
+    def announcement(self, name: str) -> str:
+        """What the run is about to do, and how long it takes, in a line. `name`: of the recipe or study."""
+        rows = [row for row in self.rows if row.state not in ("given", IMPOSSIBLE)]
+        left = self.would_run()
+        stages = counted(len(rows), "stage")
+        if not left:
+            return f"{name}: {stages}, all cached."
+        to_do = "all" if len(left) == len(rows) else f"{len(left):,}"
+        known = [row for row in left if row.seconds is not None]
+        if len(known) == len(left):
+            time = f"{self.sum_times(left)} in all"
+        elif known:
+            time = f"{self.sum_times(left)} (nothing comparable has run here before)"
+        else:
+            time = "for an unknown time, as nothing comparable has run here before"
+        parts = [f"{name}: {stages}, {to_do} to do", self.pretraining(), time]
+        return f"{'; '.join(filter(None, parts))}."
+
+    def pretraining(self) -> str:
+        """Which budget pretraining has, in words; empty if there is nothing to pretrain."""
+        steps = [step for step, row in self.rows_of.items() if step.stage == PRETRAIN and not is_over(row)]
+        budgets = list(dict.fromkeys(budget(step.params.budget, step.params.budget_unit) for step in steps))
+        if not steps:
+            return ""
+        if len(steps) > 1:
+            each = f" for {budgets[0]} each" if len(budgets) == 1 else ""
+            return f"pretraining {counted(len(steps), 'model')}{each}"
+        [row] = (self.rows_of[step] for step in steps)
+        if row.state in UNFINISHED:
+            return f"pretraining continues, with a budget of {budgets[0]}"
+        return f"pretraining for {budgets[0]}" if steps[0].params.budget else ""
+
     def sum_times(self, rows: list[Row]) -> str:
         """The time that these rows take together, in words; finetuning runs go side by side."""
         several = [step for step in self.plan.possible if step.stage == SEVERAL and not step.is_made]
@@ -155,7 +208,7 @@ class Forecast:
                 known += row.seconds / (count if row.stage.split()[0] == SEVERAL else 1)
         times = []
         if unknown < len(rows):
-            times.append(f"about {duration(known, 2)}")
+            times.append("less than a second" if known < 1 else f"about {duration(known, 2)}")
         if unknown:
             times.append(f"{counted(unknown, 'stage')} of unknown time")
         return " and ".join(times)
@@ -174,6 +227,11 @@ class Forecast:
             row = row._replace(seconds=earlier[0]["seconds"] if earlier else None)
         self.rows.append(row)
         return step.artifact
+
+
+def is_over(row: Row) -> bool:
+    """Whether nothing of a stage is to be done, or can be."""
+    return row.state in ("cached", "given", IMPOSSIBLE)
 
 
 def seconds_in_draft(step: Step) -> float:
@@ -227,33 +285,3 @@ def find_done(step: Step, about: dict) -> Work:
     if "corpus" in inputs:
         return Work(disk.text_in(load_manifest(artifact_named(inputs["corpus"]))))
     return Work(1)
-
-
-def of_run(**asked: Any) -> Forecast:
-    """The forecast of a run of a recipe."""
-    plan = cram.plan_run(**asked)
-    plan.check(thoroughly=False)
-    return Forecast(plan)
-
-
-def of_study(**asked: Any) -> Forecast:
-    """The forecast of a study."""
-    from flows import study  # here, as a flow takes 0.1 s to define
-
-    asked_for = study.plan_study(**asked)
-    asked_for.plan.check(thoroughly=False)
-    found = Forecast(asked_for.plan)
-    for run in asked_for.runs:
-        if not run.recipe:
-            member = run.member
-            found.rows.append(Row(f"[{member.run}, seed {member.seed}]", "", IMPOSSIBLE))
-            if member.seed == 0:
-                found.notes.append(f"{member.run} is not possible here: {member.problem}")
-    models = [page.find_upstream(PRETRAIN) for page in asked_for.pages if page]
-    if any(model and not model.error for model in models):
-        found.refusal = None  # the others are possible
-    if not found.would_run() and not found.refusal:
-        study.compare_runs(asked_for, found.add_later)
-    elif not found.refusal:
-        found.rows.append(Row("compare", "", "to do", seconds=None))
-    return found

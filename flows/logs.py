@@ -18,9 +18,8 @@ from model.errors import InputError
 from model.wording import printable
 from tasks.reports.markdown import escape
 from tasks.store.artifacts import Artifact
+from tasks.workers.progress import shortened
 
-PROGRESS = "tasks.workers.progress"  # the logger that reports progress where there is no terminal
-SECONDS_BETWEEN_PROGRESS = 120  # in a file or a pipe
 CLEAR = "\r\x1b[2K"  # the terminal's current line
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
 COLUMNS = {  # to show of tables that are too wide for the page
@@ -78,6 +77,38 @@ def configure() -> None:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
+class Waiting(logging.Handler):
+    """Keeps the lines that it is handed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self.records.append(record)
+
+
+@contextmanager
+def lines_later() -> Iterator[None]:
+    """Write what is logged by tasks and the model in this context after it, so that another line comes first."""
+    loggers = [logging.getLogger(name) for name in ("tasks", "model")]
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
+    waiting = Waiting()
+    for logger in loggers:
+        logger.handlers = [waiting]
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers = handlers
+            logger.propagate = propagate
+        for record in waiting.records:
+            record.created = time.time()
+            logging.getLogger(record.name).handle(record)
+
+
 class TerminalLog(logging.Handler):
     """A run's log on standard error. On a terminal, the name of the running stage or its bar stays below the lines."""
 
@@ -86,18 +117,13 @@ class TerminalLog(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         self.console = Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
         self.running = ""
-        self.last_progress = time.monotonic()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Leave out Prefect's states and lost events, errors that the command prints last, and frequent progress."""
+        """Leave out Prefect's states and lost events, and errors that the command prints last."""
         if record.name.startswith("prefect"):
             states = ("Crash detected!", "Finished in state", "Unable to connect to 'ws")
             is_shown = record.levelno >= logging.WARNING and not record.getMessage().startswith(states)
             return is_shown and not hasattr(record, "input_error")
-        if record.name == PROGRESS:
-            if time.monotonic() - self.last_progress < SECONDS_BETWEEN_PROGRESS:
-                return False
-            self.last_progress = time.monotonic()
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -115,7 +141,8 @@ class TerminalLog(logging.Handler):
         """Put the name of the running stage on the terminal's last line; an empty one clears the line."""
         self.acquire()
         try:
-            self.running = f"{name} …" if name else ""
+            room = self.console.width - len(" …") - 1  # a line that fills the terminal would begin another
+            self.running = f"{shortened(name, room)} …" if name else ""
             self._write(CLEAR + self.running)
         finally:
             self.release()

@@ -56,8 +56,12 @@ class Step:
     @property
     def title(self) -> str:
         """The stage's name, with the task and seed of a finetuning run, and the run that it belongs to."""
-        run = f"[{', '.join(self.run)}]" if self.run else ""
-        return " ".join(filter(None, (self.stage, self.params.label(), run)))
+        return " ".join(filter(None, (self.stage, self.params.label(), self.run_in_brackets)))
+
+    @property
+    def run_in_brackets(self) -> str:
+        """The run that it belongs to; empty if the plan has only one, or if several share it."""
+        return f"[{', '.join(self.run)}]" if self.run else ""
 
     @cached_property
     def upstream(self) -> list["Step"]:
@@ -195,21 +199,38 @@ class Plan:
         errors = ((step, step.error) for step in self.steps)
         return {step: error for step, error in errors if error}
 
+    def find(self) -> None:
+        """Find the artifact of every step, and which have something to do.
+
+        A mistake in files that are read becomes the `problem` of its step; raises InputError for one that concerns all.
+        """
+        finetunes.finetunes()
+        processes.workers()
+        tracking.names()
+        for artifact in chain.from_iterable(self.given.values()):
+            refuse_hollow(artifact)
+        self.check_names()
+        for step in self.steps:
+            if step.error:
+                continue
+            try:
+                with disk_errors_as_input_errors(step.title):
+                    step.artifact  # noqa: B018 - finds the key, or raises InputError
+            except InputError as error:
+                step.problem = error
+            else:
+                step.is_anew = step.stage in self.refresh or any(each.is_anew for each in step.upstream)
+
     def check(self, thoroughly: bool = True) -> None:
         """Find the artifact of every step, and each mistake that can be known before a stage runs.
 
         `thoroughly`: those too that are found by reading the data of the tasks and the files of given artifacts, which
         can take minutes. Mistakes become the `problem` of their steps; raises InputError for one that concerns all.
         """
-        finetunes.finetunes()
-        processes.workers()
-        tracking.names()
-        for artifact in chain.from_iterable(self.given.values()):
-            if thoroughly:
+        self.find()
+        if thoroughly:
+            for artifact in chain.from_iterable(self.given.values()):
                 verify(artifact)
-            else:
-                refuse_hollow(artifact)
-        self.check_names()
         for step in self.steps:
             if step.error:
                 continue
@@ -236,9 +257,7 @@ class Plan:
             raise InputError(f"{', '.join(sorted(both))} is in both use and refresh. Choose one.")
 
     def prepare(self, step: Step, thoroughly: bool) -> None:
-        """Find a step's artifact, and check what the step needs if that is to be made."""
-        step.artifact  # noqa: B018 - finds the key, or raises InputError
-        step.is_anew = step.stage in self.refresh or any(each.is_anew for each in step.upstream)
+        """Check what a step needs if its artifact is to be made."""
         if step.is_made:
             return
         if thoroughly or not step.params.check_is_slow:

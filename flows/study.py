@@ -11,6 +11,8 @@ from pydantic import PositiveInt
 from flows import disk
 from flows.cram import pipeline, run_name, warn_of_unused
 from flows.execute import carry_out, execute
+from flows.forecast import IMPOSSIBLE, PRETRAIN, Forecast, Row
+from flows.logs import lines_later
 from flows.plan import Plan, Step
 from flows.recipes.recipe import Override, Recipe, RecipeName, refuse_without_start, without_empty
 from flows.recipes.study_runs import StudyRun, operations_per_token, resolve_study
@@ -47,14 +49,20 @@ def study(
         until: pretrain compares losses; report also finetunes, and compares scores.
     """
     asked = plan_study(study, recipe, override, seeds, scale, until)
+    plan = asked.plan
+    with lines_later():
+        plan.find()
+        found = Forecast(plan)
+        log.info(found.announcement(Path(study).stem))
+    warn_of_unused(asked.about.recipe, without_empty(override), plan)
     for run in asked.runs:
         member = run.member
         if member.seed == 0 and member.also:
             log.info("%s and %s are the same at this scale; they are one run.", member.run, " and ".join(member.also))
         if member.seed == 0 and member.problem:
             log.warning("%s is not possible here: %s", member.run, member.problem)
-    log.info("Pretraining: %s on this machine, less what is cached.", estimate(asked.runs, usual_rate()))
-    plan = asked.plan
+    if any(row.seconds is None for step, row in found.rows_of.items() if step.stage == PRETRAIN):
+        log.info("Pretraining: %s on this machine, less what is cached.", estimate(asked.runs, usual_rate()))
     plan.check()
     disk.check(plan)
     with tags(Path(study).stem, f"until {until}"), keep_while_running(plan.needed()):
@@ -85,8 +93,29 @@ def plan_study(study: str, recipe: str | None, override: dict, seeds: int, scale
     for run in runs:
         name = (run.member.run, f"seed {run.member.seed}")
         pages.append(plan.trace(pipeline, run.recipe, run=name) if run.recipe else None)
-    warn_of_unused(about.recipe, override, plan)
     return StudyPlan(about, runs, plan, pages)
+
+
+def forecast_study(study: str, recipe: str | None, override: dict, seeds: int, scale: str, until: str) -> Forecast:
+    """The forecast of a study."""
+    asked = plan_study(study, recipe, override, seeds, scale, until)
+    warn_of_unused(asked.about.recipe, without_empty(override), asked.plan)
+    asked.plan.check(thoroughly=False)
+    found = Forecast(asked.plan)
+    for run in asked.runs:
+        if not run.recipe:
+            member = run.member
+            found.rows.append(Row(f"[{member.run}, seed {member.seed}]", "", IMPOSSIBLE))
+            if member.seed == 0:
+                found.notes.append(f"{member.run} is not possible here: {member.problem}")
+    models = [page.find_upstream(PRETRAIN) for page in asked.pages if page]
+    if any(model and not model.error for model in models):
+        found.refusal = None  # the others are possible
+    if not found.would_run() and not found.refusal:
+        compare_runs(asked, found.add_later)
+    elif not found.refusal:
+        found.rows.append(Row("compare", "", "to do", seconds=None))
+    return found
 
 
 def compare_runs(asked: StudyPlan, make: Callable[[Step], Artifact]) -> tuple[Artifact, list[Member]]:

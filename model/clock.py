@@ -43,6 +43,7 @@ class Clock:
     def __init__(self, before: float = 0.0, stopped: float = 0.0) -> None:
         self.before = before
         self.stopped = stopped
+        self.off = 0.0  # seconds of pauses since the start
         self.since = self.now()
         self.paused_at: float | None = None
         self.beaten = threading.Condition()  # held to read or change what follows
@@ -124,7 +125,9 @@ class Clock:
             yield
         finally:
             with self.beaten:
-                self.since += self._after_beat() - self.paused_at
+                pause = self._after_beat() - self.paused_at
+                self.since += pause
+                self.off += pause
                 self.paused_at = None
 
 
@@ -140,4 +143,17 @@ def about_stops(stats: dict) -> str:
     return (
         f"Training stood still for {duration(stopped)} (a stop signal, a paused container or a sleeping machine). That "
         f"time is not part of the {duration(seconds)} on the clock."
+    )
+
+
+def about_pauses(seconds: float, during: float, after: float) -> str:
+    """A sentence about measurements off the clock that took more than a tenth of its time; empty for any others.
+
+    `seconds`: on the clock; `during`, `after`: those that held-out losses took during training and after it.
+    """
+    if during + after <= NOTABLE * seconds:
+        return ""
+    return (
+        f"Training took {duration(seconds)} on the clock; measuring held-out losses took {duration(during)} more "
+        f"during it and {duration(after)} after it."
     )

@@ -307,7 +307,8 @@ def read_sources(readers: dict[str, sources.SourceReader], counts: Counts, parts
     """
     params = counts.params
     most_characters = 1e6 * params.part_megabytes
-    with Progress("download", *goal_of(params)) as bar, ExitStack() as stack:
+    total, unit = goal_of(params)
+    with Progress("download", total, unit, done=amount_read(counts, unit)) as bar, ExitStack() as stack:
         left = {name: stack.enter_context(closing(iter(reader))) for name, reader in readers.items()}
         while left and not counts.is_enough:
             name = counts.furthest_behind(left)
@@ -345,10 +346,15 @@ def goal_of(params: Download) -> tuple[float | None, str]:
     return 1e6 * params.megabytes or None, "B"
 
 
+def amount_read(counts: Counts, unit: str) -> int:
+    """How much was read, in a unit of `goal_of`."""
+    read = counts.read if unit == "doc" else counts.bytes
+    return read.total()
+
+
 def show(bar: Progress, counts: Counts) -> None:
     """Show how much was read."""
-    read = counts.read if bar.unit == "doc" else counts.bytes
-    bar.update(read.total() - bar.count, counted(counts.read.total(), "document"))
+    bar.update(amount_read(counts, bar.unit) - bar.count, counted(counts.read.total(), "document"))
 
 
 def load_state(saved: Path, out: Path) -> dict[str, Any]:

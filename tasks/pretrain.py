@@ -15,7 +15,9 @@ Writes  model.safetensors, config.json, tokenizer.json, tokenizer_config.json   
 import json
 import logging
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from model.clock import about_stops
+from model.clock import about_pauses, about_stops
 from model.errors import InputError
 from model.files import KEPT
 from model.settings import Architecture, Specials, Training
@@ -112,7 +114,11 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
         if kept.exists():
             kept.rename(out / kind)
     steps = save_metrics(job.folder, out)
+    began = time.monotonic()
     held = measure_heldout(out, run.bert, here, heldout.most_characters(job.training))
+    pauses = about_pauses(run.spent.seconds, run.clock.off, time.monotonic() - began)
+    if pauses:
+        log.info(pauses)
     stats = statistics(run, steps, held, here.describe() | {"gpus": gpus})
     if not steps:
         return stats
@@ -261,7 +267,8 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     copy_from(tokens, out)
     manifests = lineage(tokens)
     log.info("Text: %s.", describe_text(manifests))
-    with trackers(out.name, work, params.identity()), Progress("pretrain", total=1.0) as bar:
+    done = fraction_done(work)
+    with trackers(out.name, work, params.identity()), Progress("pretrain", total=1.0, done=done) as bar:
         stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
     if first:
         stats["start"] = {"name": first.name, "tokens": first.stats.get("tokens"), "start": first.stats.get("start")}
@@ -275,6 +282,16 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     }
     (out / CARD).write_text(card(about, manifests), encoding="utf-8")
     return stats
+
+
+def fraction_done(work: Path) -> float:
+    """The fraction of the budget that an interrupted attempt has spent, by its metrics."""
+    from model import checkpoint
+
+    with suppress(OSError, ValueError, KeyError):  # what is damaged is told where the run resumes
+        last = checkpoint.last_row(work)
+        return min(1.0, last["fraction"]) if last else 0.0
+    return 0.0
 
 
 def copy_from(tokens: Artifact, out: Path) -> None:

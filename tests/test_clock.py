@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model.clock import BEAT_SECONDS, LATE_SECONDS, WAKES_PER_SECOND, Clock, about_stops
+from model.clock import BEAT_SECONDS, LATE_SECONDS, WAKES_PER_SECOND, Clock, about_pauses, about_stops
 
 STOP_SECONDS = 2.0  # of a process that takes a beat for late after one
 WORKING = """
@@ -148,3 +148,11 @@ def test_stops_of_more_than_a_tenth_of_the_time_are_told(stats, said):
     sentence = about_stops(stats)
     assert bool(sentence) is said
     assert not said or f"{stats['stopped_seconds']:g} seconds" in sentence
+
+
+def test_measuring_off_the_clock_is_told_if_it_takes_more_than_a_tenth_of_the_time_on_it():
+    assert about_pauses(180, 9, 9) == ""
+    assert about_pauses(180, 14, 8.58) == (
+        "Training took 3 minutes on the clock; measuring held-out losses took 14 seconds more during it and 8.58 "
+        "seconds after it."
+    )

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from conftest import tiny_override, write_jsonl
+from rich.console import Console
 from typer.testing import CliRunner
 
-from flows import cram, forecast
+from flows import cram, forecast, logs
+from flows.cli import common, execution
 from flows.cli.main import app
 from flows.execute import execute
 from flows.forecast import Forecast, Row
@@ -21,11 +24,14 @@ from model.bert import Bert, with_detector
 from model.errors import InputError
 from tasks import adopt
 from tasks.stage import environment
-from tasks.store.artifacts import Artifact, draft_of
+from tasks.store.artifacts import Artifact, draft_of, find
 from tasks.store.locks import lock_artifact
 from tasks.store.manifests import MANIFEST
 
 TEXT = ("download", "deduplicate", "decontaminate", "measure", "filter")  # stages that the first file's plan ends with
+
+
+HOUR = 3600 + 180  # seconds of a budget of an hour, with what is measured off the clock
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +50,7 @@ def shard(tmp_path: Path, toy_texts: list[str]) -> Path:
 
 def planned(override: dict, until: str = "report", use: dict | None = None, refresh: list | None = None) -> Forecast:
     """The forecast of the tiny demo."""
-    return forecast.of_run(recipe="demo", override=override, until=until, use=use or {}, refresh=refresh or [])
+    return cram.forecast_run(recipe="demo", override=override, until=until, use=use or {}, refresh=refresh or [])
 
 
 def rows(found: Forecast) -> dict[str, Row]:
@@ -80,7 +86,7 @@ def put(stage: str, key: str, **about: object) -> Artifact:
 def test_a_plan_names_every_stage_of_an_empty_store_exits_with_3_and_makes_nothing(store: Path, shard: Path):
     done = command(tiny_override(shard))
     assert done.exit_code == 3
-    for words in (*TEXT, "finetune neighbours-0", "report", "10 of 10 stages would run: about 1 minute and 9 st"):
+    for words in (*TEXT, "finetune neighbours-0", "report", "10 of 10 stages would run: about 1.1 minutes and 9 st"):
         assert words in done.stdout
     assert not store.exists()
 
@@ -149,11 +155,11 @@ def test_a_draft_is_resumed_unless_it_is_refreshed_and_takes_the_rest_of_the_tim
     assert {stage: found[stage].state for stage in drafts} == dict.fromkeys(drafts, "to do") | dict.fromkeys(
         ("pretrain", "download", "decontaminate"), "resumable"
     )
-    assert found["pretrain"].seconds == 2700
+    assert found["pretrain"].seconds == HOUR - 900
     refreshed = rows(planned(override, "pretrain", refresh=["pretrain"]))["pretrain"]
-    assert (refreshed.state, refreshed.seconds) == ("to do", 3600)
+    assert (refreshed.state, refreshed.seconds) == ("to do", HOUR)
     (drafts["pretrain"] / "work" / "metrics.jsonl").write_text("\0\0\n")
-    assert rows(planned(override, "pretrain"))["pretrain"].seconds == 3600
+    assert rows(planned(override, "pretrain"))["pretrain"].seconds == HOUR
     artifact = next(step.artifact for step in plan.steps if step.stage == "pretrain")
     with lock_artifact(artifact):
         assert rows(planned(override, "pretrain"))["pretrain"].state == "in progress"
@@ -177,10 +183,88 @@ def test_models_take_the_time_of_earlier_ones_of_their_architecture(store: Path,
     of_flops = tiny_override(shard, budget=2e12, budget_unit="flops")
     assert rows(planned(of_flops))["pretrain"].seconds == 2 * 50
     of_hours = tiny_override(shard, budget=1, budget_unit="hours")
-    assert rows(planned(of_hours))["pretrain"].seconds == 3600
+    assert rows(planned(of_hours))["pretrain"].seconds == HOUR
     wider = tiny_override(shard, budget=3000, budget_unit="tokens")
     wider["pretrain"]["architecture"] |= {"hidden": 64}
     assert [rows(planned(wider))[stage].seconds for stage in ("pretrain", "finetune neighbours-0")] == [None, None]
+
+
+def test_a_budget_in_hours_takes_what_an_uninterrupted_run_with_the_same_one_took(store: Path, shard: Path):
+    override = tiny_override(shard, budget=1, budget_unit="hours")
+    plan = cram.plan_run("demo", override, "pretrain", {}, [])
+    same = plan.steps[-1].params.identity()
+    on_the_clock = {"seconds_on_the_clock": 3600}
+    others = {"longer": same | {"budget": 2}, "other": same | {"architecture": {}}, "resumed": same}
+    for key, params in others.items():
+        put("pretrain", key, params=params, stats=on_the_clock, seconds=100 if key == "resumed" else 9000)
+    assert rows(planned(override, "pretrain"))["pretrain"].seconds == HOUR
+    put("pretrain", "same", params=same, stats=on_the_clock, seconds=3700)
+    assert rows(planned(override, "pretrain"))["pretrain"].seconds == 3700
+
+
+def announced(caplog: pytest.LogCaptureFixture, override: dict, until: str, use: dict) -> str:
+    """The first line of a run's log."""
+    caplog.clear()
+    cram.checked_plan("demo", override, until, use, [])
+    return caplog.messages[0]
+
+
+def test_the_first_line_of_a_run_tells_what_is_to_do_and_how_long_it_takes(store: Path, shard: Path, caplog):
+    caplog.set_level(logging.INFO)
+    override = tiny_override(shard, budget=0.05, budget_unit="hours")
+    made(override, "filter")
+    assert announced(caplog, override, "filter", {}) == "demo: 5 stages, all cached."
+    new = announced(caplog, override, "pretrain", {})
+    assert new == (
+        "demo: 8 stages, 3 to do; pretraining for 3 minutes; about 3.3 minutes and 2 stages of unknown time "
+        "(nothing comparable has run here before)."
+    )
+    for artifact in made(override, "tokenize")[-2:]:
+        change(artifact, seconds=60)
+    smaller = tiny_override(shard, budget=0.05, budget_unit="hours")
+    smaller["vocabulary"] = {"entries": 300}
+    known = announced(caplog, smaller, "pretrain", {})
+    assert known == "demo: 8 stages, 3 to do; pretraining for 3 minutes; about 5.3 minutes in all."
+    given = announced(caplog, smaller, "vocabulary", {"filter": "latest"})
+    assert given == "demo: 1 stage, all to do; about 1 minute in all."
+    smaller["vocabulary"] = {"entries": 300, "characters": "unicode"}
+    change(find("vocabulary"), environment={"machine": "another"})
+    of_another = announced(caplog, smaller, "vocabulary", {"filter": "latest"})
+    assert of_another == ("demo: 1 stage, all to do; for an unknown time, as nothing comparable has run here before.")
+
+
+def test_what_tasks_say_while_a_run_is_planned_comes_after_its_first_line(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+
+    def plan() -> None:
+        with logs.lines_later():
+            logging.getLogger("tasks.glue").info("read")
+            logging.getLogger("flows.cram").info("first")
+            raise InputError("no such file")
+
+    with pytest.raises(InputError):
+        plan()
+    logging.getLogger("tasks.glue").info("later")
+    assert caplog.messages == ["first", "read", "later"]
+
+
+def test_titles_are_shortened_in_a_narrow_terminal_and_keys_left_out(monkeypatch: pytest.MonkeyPatch, capsys):
+    title = "finetune sst2-0 [corrupted tokens detected, seed 0]"
+    cells = [Row(title, "0123456789ab", "to do", seconds=None).cells(), Row("report", "ab", "cached").cells()]
+    shown = {}
+    for width in (200, 80, 50):
+        monkeypatch.setattr(execution, "console", Console(width=width))
+        monkeypatch.setattr(common, "console", execution.console)
+        execution.print_forecast(cells)
+        shown[width] = capsys.readouterr().out.splitlines()
+    for width, lines in shown.items():
+        assert len(lines) == len(cells) + (1 if width > len(title) + 40 else 2), "no line is broken"
+        assert max(map(len, lines)) <= width
+    assert title in shown[200][1]
+    assert "0123456789ab" in shown[200][1]
+    assert "0123456789ab" not in "".join(shown[50])
+    assert shown[50][1].startswith("finetune sst2-0")
+    assert "seed 0]" in shown[50][1]
 
 
 def test_what_is_not_possible_is_told_and_the_run_would_end_with_it(store: Path, shard: Path):

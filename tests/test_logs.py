@@ -57,6 +57,13 @@ def test_the_running_stage_stays_below_the_lines_of_a_terminal(log: logs.Termina
     assert screen(log)[1:] == ["filter: 3 documents", ""]
 
 
+def test_a_long_title_of_the_running_stage_stays_on_its_line(log: logs.TerminalLog):
+    log.console.width = 30
+    log.show_running("finetune sst-2 [from scratch, seed 0]")
+    assert screen(log) == (["finetune sst-…atch, seed 0] …"] if log.console.is_terminal else [""])
+    assert len(screen(log)[0]) < log.console.width
+
+
 def test_a_line_is_written_above_a_bar(log: logs.TerminalLog):
     with tqdm(total=4, file=log.console.file, leave=False, mininterval=0) as bar:
         write(log, "tasks.filter", logging.WARNING, "none of it")
@@ -73,21 +80,12 @@ def test_a_line_is_written_above_a_bar(log: logs.TerminalLog):
         ("prefect.task_runs", logging.ERROR, "Finished in state Failed()", {}, False),
         ("prefect.flow_runs", logging.ERROR, "Crash detected! Execution was aborted", {}, False),
         ("prefect.flow_runs", logging.ERROR, "gone.jsonl matches nothing", {"input_error": True}, False),
-        ("tasks.workers.progress", logging.INFO, "%s: 3 %%", {"args": ("pretrain",)}, False),
     ],
 )
 def test_results_warnings_and_bugs_are_shown(log: logs.TerminalLog, name, level, message, about, shown: bool):
     write(log, name, level, message, **about)
     assert bool(screen(log)[:-1]) == shown
     assert (message in log.console.file.getvalue()) == shown
-
-
-def test_progress_is_shown_every_two_minutes(log: logs.TerminalLog, monkeypatch: pytest.MonkeyPatch):
-    now = logs.time.monotonic()
-    for seconds in (100, 130, 200, 260):
-        monkeypatch.setattr(logs.time, "monotonic", lambda seconds=seconds: now + seconds)
-        write(log, logs.PROGRESS, logging.INFO, "at %d s", args=(seconds,))
-    assert screen(log)[:-1] == ["at 130 s", "at 260 s"]
 
 
 def failed(error: Exception, cause: Exception | None = None) -> logging.LogRecord:

@@ -1,5 +1,6 @@
 """Progress: no work waits for Prefect's server; bars and log lines share a terminal."""
 
+import io
 import logging
 import os
 import pty
@@ -14,8 +15,9 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from rich.cells import cell_len
 
-from tasks.workers import finetunes, progress
+from tasks.workers import progress
 from tasks.workers.progress import Messenger, Progress
 
 LONG = 60  # seconds: what is waited for comes at once, or the test fails
@@ -96,7 +98,7 @@ def test_work_goes_on_when_nobody_reads_its_log_any_more(monkeypatch: pytest.Mon
         def emit(self, record: logging.LogRecord) -> None:
             raise SystemExit(1)  # as rich does it
 
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_REPORTS", -1)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1)
     monkeypatch.setattr(progress.log, "handlers", [Closed()])
     monkeypatch.setattr(progress.log, "level", logging.INFO)
     with Progress("pretrain", total=2) as bar:
@@ -132,8 +134,102 @@ def test_a_bar_and_log_lines_leave_each_other_whole():
     assert not re.search(r"0\.\d{4}", text), "no fraction with all of its digits"
 
 
-def test_the_minutes_left_are_those_of_the_rest_at_the_pace_so_far(monkeypatch: pytest.MonkeyPatch):
-    with finetunes.several(1, 100, 4) as pool:
-        clock = SimpleNamespace(monotonic=lambda: pool.start + 120)
-        monkeypatch.setattr(finetunes, "time", clock)
-        assert [pool.minutes_left(so_far) for so_far in (0, 25, 80, 100, 125)] == pytest.approx([0, 6, 0.5, 0, 0])
+class Pace:
+    """A clock that a test moves, and what is logged of work that is told how far it is at some seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        self.now = 0.0
+        self.caplog = caplog
+        caplog.set_level(logging.INFO)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+    def lines(self, bar: Progress, counts: dict[float, float]) -> list[str]:
+        """The lines of work, by its counts at these seconds."""
+        self.caplog.clear()
+        began = self.now
+        with bar:
+            for seconds, count in counts.items():
+                self.now = began + seconds
+                bar.update(count - bar.count, "a note")
+        return self.caplog.messages
+
+
+@pytest.fixture
+def pace(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Pace:
+    """A clock that stands still."""
+    return Pace(monkeypatch, caplog)
+
+
+def test_without_a_terminal_long_work_is_logged_at_five_marks_with_the_time_left(pace: Pace):
+    every_percent = {1.8 * percent: percent / 100 for percent in range(101)}
+    assert pace.lines(Progress("pretrain", total=1.0), every_percent) == [
+        "pretrain: 10 %, about 2.7 minutes left; a note",
+        "pretrain: 25 %, about 2.2 minutes left; a note",
+        "pretrain: 50 %, about 1.5 minutes left; a note",
+        "pretrain: 75 %, about 45 seconds left; a note",
+        "pretrain: 90 %, about 18 seconds left; a note",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("total", "counts", "percents"),
+    [
+        (100, {seconds: 10 * seconds for seconds in range(11)}, []),  # 10 s of work
+        (4, {60: 2, 120: 4}, [50]),  # one line for several marks, none at the end
+        (1000, {60: 1, 130: 2, 200: 3, 260: 4}, [0, 0]),  # two minutes without a mark
+    ],
+    ids=["short", "few parts", "slow"],
+)
+def test_lines_are_as_few_as_the_work_is_short(pace: Pace, total: int, counts: dict, percents: list[int]):
+    lines = pace.lines(Progress("filter", total, "part"), counts)
+    assert [int(line.split()[1]) for line in lines] == percents
+
+
+def test_work_of_unknown_size_is_logged_every_two_minutes_by_its_amount(pace: Pace):
+    amounts = {100: 1e6, 130: 2e6, 200: 3e6, 260: 4e6}
+    assert pace.lines(Progress("download", None, "B"), amounts) == [
+        "download: 2.0 MB; a note",
+        "download: 4.0 MB; a note",
+    ]
+    assert pace.lines(Progress("count", None, "doc"), {130: 2000}) == ["count: 2,000 doc; a note"]
+
+
+def test_what_an_earlier_attempt_has_done_tells_nothing_about_the_pace(pace: Pace):
+    counts = {0: 60, 40: 70, 80: 80, 160: 100}
+    assert pace.lines(Progress("finetune", 100, "ex", done=60), counts) == [
+        "finetune: 80 %, about 1.3 minutes left; a note"
+    ]
+
+
+def test_a_label_names_the_run_that_the_work_belongs_to():
+    with progress.labelled("[a, seed 0]"), Progress("pretrain", total=1.0) as bar:
+        assert bar.label == "pretrain [a, seed 0]"
+    with Progress("pretrain", total=1.0) as bar:
+        assert bar.label == "pretrain"
+
+
+@pytest.mark.parametrize("text", ["finetune sst-2 [from scratch, seed 0]", "情感分析 [从头训练, seed 0]"])
+@pytest.mark.parametrize("columns", [0, 1, 2, 10, 17, 36, 80])
+def test_a_shortened_text_keeps_both_ends_and_fits(text: str, columns: int):
+    short = progress.shortened(text, columns)
+    assert cell_len(short) <= max(1, columns)
+    if columns == 80:
+        assert short == text
+    if columns in (10, 17):
+        assert short[:2] + short[-2:] == text[:2] + "0]"
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("unit", ["", "part", "ex"])
+def test_a_bar_takes_one_line_and_leaves_room_for_the_sign_of_an_interrupt(monkeypatch, unit: str, columns: int):
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr(progress.sys, "stderr", screen)
+    monkeypatch.setattr(progress, "terminal_columns", lambda: columns)
+    with Progress("finetune sst-2 [corrupted tokens detected, seed 0]", 12_345, unit) as bar:
+        bar.update(6000, "2 of 4 done; sst-2-0-untrained loss 0.5432, 1,234 examples/s")
+        bar.bar.refresh()
+    drawn = screen.getvalue().split("\r")
+    assert max(cell_len(line) for line in drawn) <= columns - progress.FREE
+    assert not drawn[-1].strip()
+    assert any("finetune s" in line and " 49%" in line for line in drawn) or columns == 40

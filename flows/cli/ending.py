@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from model.signals import AGAIN_SECONDS, SIGNALS, Stopped
 
 AGAIN = "Run the same command again."
+CLEAR = "\r\x1b[2K"  # the terminal's current line
 
 
 @contextmanager
@@ -66,6 +67,7 @@ def say_stopped(stop: Stopped, rest: str) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # little is left to do; another signal would change the exit status
     cause = "Ctrl-C" if stop.number == signal.SIGINT else signal.Signals(stop.number).name
-    with suppress(OSError):  # the terminal may be gone
-        print(f"cram: Stopped by {cause}. {rest}", file=sys.stderr)
+    with suppress(OSError, ValueError):  # the terminal may be gone
+        clear = CLEAR if sys.stderr.isatty() else ""  # of a bar, or the ^C that the terminal shows
+        print(f"{clear}cram: Stopped by {cause}. {rest}", file=sys.stderr)
     stop.is_said = True

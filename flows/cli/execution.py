@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from flows.cli.common import print_rows, say
+from flows.cli.common import GAP, console, print_table, say
 from flows.cli.ending import say_stopped
 from flows.cli.server import answers
 from model.errors import InputError
@@ -16,7 +16,10 @@ from model.signals import Stopped
 if TYPE_CHECKING:
     from prefect import Flow
 
+    from flows.forecast import Forecast
+
 WOULD_RUN = 3  # exit status of a plan by which something would run
+SHORTEST_TITLE = 20  # columns for a stage's title
 
 
 def in_a_hurry(plan: bool) -> bool:
@@ -72,19 +75,51 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
             raise
 
 
+def find_forecast(kind: Literal["run", "study"], asked: dict[str, Any]) -> "Forecast":
+    """What a run or a study would do."""
+    if kind == "run":
+        from flows.cram import forecast_run
+
+        return forecast_run(**asked)
+    from flows.study import forecast_study  # here, as a flow takes 0.1 s to define
+
+    return forecast_study(**asked)
+
+
+def print_forecast(rows: list[dict[str, str]]) -> None:
+    """Print a line for each stage. In a narrow terminal, keys are left out and long titles shortened."""
+    from rich.cells import cell_len
+    from rich.table import Column
+
+    from tasks.workers.progress import shortened
+
+    widths: dict[str, int] = {}
+    for name in rows[0]:
+        widest = max(cell_len(row[name]) for row in rows)
+        if widest:
+            widths[name] = max(widest, len(name)) + GAP
+    is_narrow = sum(widths.values()) > console.width
+    if is_narrow:
+        widths.pop("key", None)
+    title, *others = widths
+    room = max(SHORTEST_TITLE, console.width - GAP - sum(widths[name] for name in others))
+    lines = [[shortened(row[title], room), *(row[name] for name in others)] for row in rows]
+    print_table([Column(name, no_wrap=True) for name in widths], lines)
+    if is_narrow:
+        say("Keys are shown in a wider terminal.")
+
+
 def print_plan(kind: Literal["run", "study"], **asked: Any) -> NoReturn:
     """Print what a run or a study would do, then exit. Raises the error that would stop it before it starts."""
-    from flows import forecast
     from flows.logs import log_to_terminal
     from tasks.store import home
     from tasks.store.errors import disk_errors_as_input_errors
 
     log_to_terminal()
     with home.read_only(), disk_errors_as_input_errors("The plan"):
-        forecast_of = forecast.of_run if kind == "run" else forecast.of_study
-        found = forecast_of(**asked)
+        found = find_forecast(kind, asked)
         sentences = found.sentences()
-    print_rows([row.cells() for row in found.rows])
+    print_forecast([row.cells() for row in found.rows])
     for sentence in sentences:
         say(sentence)
     gc.freeze()  # no collection at the interpreter's end either, which would take 0.4 s

@@ -81,16 +81,14 @@ def run_with_reports(work: Callable[..., Any], arguments: tuple[Any, ...], threa
 
 
 class RunPool:
-    """Processes for up to `count` of `runs`, and their progress towards `total` in one bar."""
+    """Processes for up to `count` of `runs`, and their progress in one bar."""
 
-    def __init__(self, count: int, total: float, runs: int, bar: Progress, own: processes.Processes) -> None:
+    def __init__(self, count: int, runs: int, bar: Progress, own: processes.Processes) -> None:
         self.processes = own
         self.threads = max(1, processes.workers() // count)  # of each process
         self.bar = bar
-        self.total = total
         self.runs = runs
         self.opener = threading.current_thread()
-        self.start = time.monotonic()
         self.lock = threading.Lock()
         self.done = 0  # runs
         self.seen: dict[object, float] = {}  # the amount of each run so far
@@ -121,23 +119,14 @@ class RunPool:
         return result
 
     def show(self, run: object, amount: float, label: str = "", note: str = "") -> None:
-        """Show how far a run is, and when all will be done."""
+        """Show how far a run is."""
         with self.lock:
             self.seen[run] = max(amount, self.seen.get(run, 0))
             so_far = sum(self.seen.values())
-            shown = f"{self.done} of {counted(self.runs, 'run')}"
-            if not sys.stderr.isatty():  # a bar shows the time left
-                shown += f" done, about {self.minutes_left(so_far):.0f} min left"
+            shown = f"{self.done} of {self.runs:,} done"
             if note:
                 shown += f"; {label.removeprefix('finetune ')} {note}"
             self.bar.update(so_far - self.bar.count, shown)
-
-    def minutes_left(self, so_far: float) -> float:
-        """How long the rest takes at the pace so far."""
-        if not so_far:
-            return 0
-        seconds = time.monotonic() - self.start
-        return seconds * max(0, self.total / so_far - 1) / 60
 
 
 @contextmanager
@@ -150,7 +139,7 @@ def several(count: int, total: float, runs: int) -> Iterator[RunPool]:
     global pool
     log.info("%s, %d at a time.", counted(runs, "finetuning run"), count)
     with Progress("finetune", total=total, unit="ex") as bar, processes.Processes() as own:
-        pool = RunPool(count, total, runs, bar, own)
+        pool = RunPool(count, runs, bar, own)
         yield pool
         pool = None  # not after an error: the threads may still be there
 

@@ -376,8 +376,7 @@ def over_parts(work: Callable[..., Result], jobs: Sequence[Job], done: Path, lab
     count = min(workers(), len(calls))
     is_here = not calls or (count == 1 and not os.environ.get("CRAM_DASK"))
     try:
-        with Progress(label, total=len(jobs), unit="part") as bar:
-            bar.update(len(jobs) - len(calls))
+        with Progress(label, total=len(jobs), unit="part", done=len(jobs) - len(calls)) as bar:
             if is_here:
                 results |= finish_here(calls, bar)
             else:

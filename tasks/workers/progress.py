@@ -1,25 +1,76 @@
 """Progress of long work: a bar on a terminal, lines in a log, and a progress artifact on the page of a Prefect run."""
 
 import logging
+import os
 import queue
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from contextvars import Context, copy_context
-from typing import Any, cast
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import Context, ContextVar, copy_context
+from typing import cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.runtime import task_run
+from rich.cells import cell_len, set_cell_size
+from rich.filesize import decimal
 from tqdm import tqdm
 
 from model.signals import Stopped
+from model.wording import duration
 
-SECONDS_BETWEEN_REPORTS = 10  # to Prefect, and to a log that is not a terminal
+SECONDS_BETWEEN_REPORTS = 10  # to Prefect
+# in a log that is not a terminal
+MARKS = (0.1, 0.25, 0.5, 0.75, 0.9)  # fractions at which a line says how far the work is
+LONG_SECONDS = 20.0  # work that takes less, at its pace so far, has no such lines
+SECONDS_BETWEEN_LINES = 120.0  # at most, however long the work takes
+USUAL_COLUMNS = 80
+# on a bar
+COUNTED = ("part", "doc", "B")  # units of which the amounts are shown; of others, only percents are
+FREE = 3  # columns at the end of the line, for the ^C that a terminal shows: on another line it would stay
+BESIDE_NOTE = 38  # columns for percents, times, and 10 or more of the bar itself
+AMOUNTS = 20
+run: ContextVar[str] = ContextVar("run", default="")  # of a study, which the work belongs to; in brackets
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def labelled(name: str) -> Iterator[None]:
+    """Show behind the label of all work in this context which run it belongs to; an empty name adds nothing."""
+    token = run.set(name)
+    try:
+        yield
+    finally:
+        run.reset(token)
+
+
+def shortened(text: str, columns: int) -> str:
+    """The text without its middle, if it takes more columns of a terminal than these."""
+    if cell_len(text) <= columns:
+        return text
+    room = max(0, columns - 1)
+    end = text
+    while cell_len(end) > room // 2:
+        end = end[1:]
+    return f"{set_cell_size(text, room - cell_len(end))}…{end}"
+
+
+def beginning(text: str, columns: int) -> str:
+    """The text without its end, if it takes more columns of a terminal than these."""
+    if cell_len(text) <= columns:
+        return text
+    return f"{set_cell_size(text, max(0, columns - 1))}…"
+
+
+def terminal_columns() -> int:
+    """The width of the terminal at standard error; 80 if there is none."""
+    with suppress(OSError, ValueError):  # of a stream that isn't a terminal, or not even a file
+        return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
+    return USUAL_COLUMNS
 
 
 class Messenger:
@@ -55,50 +106,114 @@ messenger = Messenger()
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """Counts from 0 to `total` (None if unknown); a context manager. Without a unit, the count is a fraction of 1."""
+    """Counts from `done` to `total` (None if unknown); a context manager. Without a unit, the count is a fraction of 1.
 
-    def __init__(self, label: str, total: float | None, unit: str = "") -> None:
-        self.label = label
+    `done`: what an earlier attempt has done; it tells nothing about the pace.
+    """
+
+    def __init__(self, label: str, total: float | None, unit: str = "", done: float = 0.0) -> None:
+        self.label = " ".join(filter(None, (label, run.get())))
         self.total = total
         self.unit = unit
-        self.count = 0.0
+        self.done = done
+        self.count = done
         self.note = ""
-        self.reported = time.monotonic()
+        self.began = time.monotonic()
+        self.reported = self.began
+        self.logged = self.began
+        self.passed = bisect(MARKS, self.fraction)  # of MARKS
         self.shown = False  # on the page of a run
         self.artifact: UUID | None = None
-        style: dict[str, Any] = {}
-        if unit == "B":
-            style["unit_scale"] = True
-        if not unit:
-            style["bar_format"] = "{l_bar}{bar}| [{elapsed}<{remaining}{postfix}]"
-        self.bar = tqdm(total=total, desc=label, unit=unit, disable=not sys.stderr.isatty(), leave=False, **style)
+        self.bar = tqdm(
+            total=total,
+            desc=shortened(self.label, terminal_columns() // 3),
+            unit=unit,
+            unit_scale=unit == "B",
+            initial=done,
+            disable=not sys.stderr.isatty(),
+            leave=False,
+            ncols=terminal_columns() - FREE,
+            bar_format=self._bar_format(),
+        )
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
         if self.shown:
             self._report()
 
+    def _bar_format(self) -> str | None:
+        """The format of a bar; None for the usual one of work without a known total."""
+        if not self.total:
+            return None
+        amounts = "{n_fmt}/{total_fmt} " if self.unit in COUNTED else ""
+        return f"{{l_bar}}{{bar}}| {amounts}[{{elapsed}}<{{remaining}}{{postfix}}]"
+
+    def _fit(self, note: str) -> None:
+        """Show label and note on the bar as far as there is room for them, so that it stays on one line."""
+        columns = terminal_columns() - FREE
+        self.bar.ncols = columns  # the terminal may have been resized
+        label = shortened(self.label, columns // 3)
+        self.bar.set_description_str(f"{label}: ", refresh=False)
+        amounts = AMOUNTS if self.unit in COUNTED else 0
+        room = columns - cell_len(label) - BESIDE_NOTE - amounts
+        self.bar.set_postfix_str(beginning(note, room), refresh=False)
+
+    @property
+    def fraction(self) -> float:
+        """The fraction that is done; 0 if the total is unknown."""
+        return min(1.0, self.count / self.total) if self.total else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at the pace so far; None if that can't be known."""
+        counted = self.count - self.done
+        if not self.total or counted <= 0:
+            return None
+        seconds = time.monotonic() - self.began
+        return seconds * max(0.0, self.total - self.count) / counted
+
     def update(self, amount: float = 1, note: str = "") -> None:
         """Add `amount` to the count; `note` is shown behind it."""
         self.count += amount
         self.note = note
-        self.bar.update(amount)
-        if note:
-            self.bar.set_postfix_str(note, refresh=False)
+        if not self.bar.disable:
+            self._fit(note)
+            self.bar.update(amount)
+        elif self._is_due():
+            self._log()
         if time.monotonic() - self.reported > SECONDS_BETWEEN_REPORTS:
             self._report()
 
+    def _is_due(self) -> bool:
+        """Whether the log is to say how far the work is: at MARKS of long work, and otherwise after two minutes."""
+        passed = bisect(MARKS, self.fraction)
+        is_at_mark = passed > self.passed
+        self.passed = passed
+        if self.fraction == 1:  # what was made is logged next
+            return False
+        now = time.monotonic()
+        left = self.seconds_left
+        is_long = left is not None and now - self.began + left >= LONG_SECONDS
+        return (is_at_mark and is_long) or now - self.logged >= SECONDS_BETWEEN_LINES
+
+    def _log(self) -> None:
+        self.logged = time.monotonic()
+        how_far = decimal(int(self.count)) if self.unit == "B" else f"{self.count:,.0f} {self.unit}"
+        left = self.seconds_left
+        if self.total:
+            how_far = f"{100 * self.fraction:.0f} %"
+        if left is not None:
+            how_far += f", about {duration(left, 2)} left"
+        try:
+            log.info("%s: %s", self.label, "; ".join(filter(None, (how_far, self.note))))
+        except Stopped:
+            raise
+        except SystemExit:  # of rich, if nobody reads the output any more: the work continues
+            pass
+
     def _report(self) -> None:
         self.reported = time.monotonic()
-        percent = min(100.0, 100 * self.count / self.total) if self.total else 0.0
-        if self.bar.disable:
-            done = f"{percent:.0f} %" if self.total else f"{self.count:,.0f} {self.unit}"
-            try:
-                log.info("%s: %s %s", self.label, done, self.note)
-            except Stopped:
-                raise
-            except SystemExit:  # of rich, if nobody reads the output any more: the work continues
-                pass
+        percent = 100 * self.fraction
         if task_run.id:
             self.shown = True
             messenger.send(lambda: self._show(percent))
