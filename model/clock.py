@@ -18,6 +18,7 @@ LATE_SECONDS = 5.0
 WAKES_PER_SECOND = 20
 PATIENCE_SECONDS = 60.0  # for a beat that is late, on a machine that has just woken up
 NOTABLE = 0.1  # of the seconds on the clock
+LONG_SECONDS = 5.0  # off the clock: fewer are not worth a line
 
 
 class Clock:
@@ -147,11 +148,11 @@ def about_stops(stats: dict) -> str:
 
 
 def about_pauses(seconds: float, during: float, after: float) -> str:
-    """A sentence about measurements off the clock that took more than a tenth of its time; empty for any others.
+    """A sentence about measurements off the clock that took long, and more than a tenth of its time; else empty.
 
     `seconds`: on the clock; `during`, `after`: those that held-out losses took during training and after it.
     """
-    if during + after <= NOTABLE * seconds:
+    if during + after <= max(NOTABLE * seconds, LONG_SECONDS):
         return ""
     return (
         f"Training took {duration(seconds)} on the clock; measuring held-out losses took {duration(during)} more "

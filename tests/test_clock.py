@@ -152,6 +152,7 @@ def test_stops_of_more_than_a_tenth_of_the_time_are_told(stats, said):
 
 def test_measuring_off_the_clock_is_told_if_it_takes_more_than_a_tenth_of_the_time_on_it():
     assert about_pauses(180, 9, 9) == ""
+    assert about_pauses(10, 3, 2) == "", "seconds are not worth a line"
     assert about_pauses(180, 14, 8.58) == (
         "Training took 3 minutes on the clock; measuring held-out losses took 14 seconds more during it and 8.58 "
         "seconds after it."
