@@ -59,6 +59,7 @@ LIMIT = 400  # characters
 SECONDS = 4  # of pretraining
 LONG = 300  # seconds, on a busy machine
 IMPORT = "import time:"  # begins the lines of PYTHONPROFILEIMPORTTIME
+SLOW = re.compile(r": \d+ %, about|Training took ")  # lines that a run has on a slow machine only
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,7 @@ def test_a_run_ends_with_scores_blanks_and_the_path_of_the_report_after_a_short_
     assert Path(lines[-1].removeprefix("Full report: ")).is_file()
     assert whole.cached.stdout == whole.rerun.stdout
     for run in (whole.rerun, whole.cached):
-        log = [line for line in run.stderr.splitlines() if not line.startswith(IMPORT)]
+        log = [line for line in run.stderr.splitlines() if not line.startswith(IMPORT) and not SLOW.search(line)]
         assert len(log) <= 21, log
 
 
