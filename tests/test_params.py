@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from chain import cram, refusal_of
@@ -76,3 +77,13 @@ def test_without_names_all_stages_are_listed_with_the_values_of_the_papers_recip
     assert every == cram("params", "--recipe", "crammed-bert") != cram("params", "--recipe", "modern")
     assert "pocket-modern" in refusal_of("params", "--recipe", "pocket-modrn")
     assert "tokenize" in refusal_of("params", "tokenise")
+
+
+def test_a_recipe_file_has_its_own_values(tmp_path: Path):
+    file = tmp_path / "my.toml"
+    file.write_text('recipe = "pocket-mini"\n[pretrain]\nbudget = "90 seconds"\nbatch_size = 7\n', encoding="utf-8")
+    here = {row.name: row.value for row in parameters_in(str(file), "pretrain")}
+    there = {row.name: row.value for row in parameters_in("pocket-mini", "pretrain")}
+    assert here == there | {"budget": "1.5 minutes", "batch_size": "7"}
+    assert "my.toml" in cram("params", "pretrain", "--recipe", str(file))
+    assert "gone.toml" in refusal_of("params", "--recipe", "gone.toml")

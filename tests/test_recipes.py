@@ -395,6 +395,8 @@ def test_an_override_is_validated_at_submission():
     for weight, good in ((1, True), (0, False)):
         assert is_valid({"override": {"download": {"source": {"wikipedia": weight}}}}, schema()) is good
     assert not is_valid({"override": {"filter": {"max_tokens": 1}}}, schema())
+    words = {"override": {"pretrain": {"budget": "3 minutes"}}}
+    assert cram.validate_parameters(words)["override"] == words["override"], "they reach the flow as they are"
     for budget, good in (("3 minutes", True), (0.05, True), (-1, False), (None, False)):
         assert is_valid({"override": {"pretrain": {"budget": budget}}}, schema()) is good
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column
 
-from flows.cli.common import check_stages, console, print_rows, print_table, recipe_names, say, shorten, stage_names
+from flows.cli.common import check_stages, console, print_rows, print_table, say, shorten, stage_names
 from flows.cli.execution import Planned, execute, print_plan
 from flows.cli.fields import Override, Settings, recipes_and_files
 from flows.cli.server import find_server
@@ -211,11 +211,12 @@ def parameters_of(model: "type[BaseModel]", values: dict[str, Any], path: str = 
 
 
 def parameters_in(recipe: str, stage: str) -> list[Parameter]:
-    """The parameters of a stage, with their values in a recipe."""
+    """The parameters of a stage, with their values in a recipe or a recipe file."""
     from flows.recipes.deltas import DELTAS
     from flows.recipes.recipe import Recipe, merge
 
-    values = merge(Recipe().model_dump(), DELTAS[recipe])
+    begun = begin(recipe)
+    values = merge(merge(Recipe().model_dump(), DELTAS[begun.recipe]), begun.override)
     params = getattr(Recipe.model_validate(values), stage)
     return list(parameters_of(type(params), params.model_dump(mode="json")))
 
@@ -225,16 +226,17 @@ def params(
         str | None, typer.Argument(help="Print only this stage's parameters.", autocompletion=stage_names)
     ] = None,
     recipe: Annotated[
-        str, typer.Option(metavar="RECIPE", help="Print this recipe's values.", autocompletion=recipe_names)
+        str,
+        typer.Option(
+            metavar="RECIPE", help="Print the values of this recipe or recipe file.", autocompletion=recipes_and_files
+        ),
     ] = "crammed-bert",
 ) -> None:
     """List parameters: allowed values, value in the recipe, description. Set them with `cram run --set`."""
     check_stages([stage] if stage else [])
-    from flows.recipes.deltas import DELTAS
     from flows.recipes.recipe import STAGES, Recipe
 
-    check_name("recipe", recipe, DELTAS)
-
+    begin(recipe)  # which checks it
     stages = [stage] if stage else STAGES
     for name in stages:
         description = Recipe.model_fields[name].annotation.__doc__ or ""
@@ -243,7 +245,7 @@ def params(
         columns = [
             Column("parameter", no_wrap=True),
             Column("takes"),
-            Column(recipe, max_width=LONGEST_VALUE),
+            Column(Path(recipe).name, max_width=LONGEST_VALUE),
             Column("description"),
         ]
         print_table(columns, parameters_in(recipe, name))
