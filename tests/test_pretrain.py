@@ -22,6 +22,7 @@ from model import heldout as heldout_module
 from model.distributed import Job
 from model.errors import InputError
 from model.heldout import Heldout
+from model.settings import SPECIALS
 from tasks import pretrain as pretrain_module
 from tasks.finetune import Finetune, finetune
 from tasks.pretrain import Pretrain, measure_heldout, pretrain
@@ -96,7 +97,7 @@ def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_
     assert held["by_frequencies"] == heldout_module.by_frequencies(Heldout.load(made["tokens"].path), counts)
     assert "token frequencies alone" in (made["pretrain"].path / "README.md").read_text()
     monkeypatch.setattr(pretrain_module, "SAMPLED_TOKENS", sequences.size // 3)
-    sampled = pretrain_module.count_tokens(sequences, 400)
+    sampled = pretrain_module.count_tokens(sequences, 400, SPECIALS)
     assert np.array_equal(sampled[MASK + 1 :], np.bincount(sequences[::3].ravel(), minlength=400)[MASK + 1 :])
 
 
