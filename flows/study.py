@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from prefect import flow, tags
 from pydantic import PositiveInt
@@ -20,11 +20,12 @@ from model.errors import InputError
 from model.wording import counted, duration
 from tasks.compare import Compare, Member, compare, heldout_digest
 from tasks.evaluate import Evaluate, evaluate, share_in_common
-from tasks.store.artifacts import Artifact, artifact_named
+from tasks.store.artifacts import Artifact
 from tasks.store.gc import keep_while_running
 
 FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
 USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # before anything has run
+Results: TypeAlias = dict[str, Artifact]  # by name
 log = logging.getLogger(__name__)
 
 
@@ -127,10 +128,25 @@ def compare_runs(asked: StudyPlan, make: Callable[[Step], Artifact]) -> tuple[Ar
     members = [find_outcome(run, page, until) for run, page in zip(asked.runs, asked.pages, strict=True)]
     if not any(member.model for member in members):
         raise next(iter(asked.plan.problems.values()))
-    members = on_common_text(members, asked.runs, make)
-    given = tuple(artifacts_of_members(members, kind) for kind in ("model", "evaluation", "report"))
+    results = results_of(asked.pages)
+    members = on_common_text(members, asked.runs, results, make)
+    given = tuple(artifacts_of_members(members, kind, results) for kind in ("model", "evaluation", "report"))
     step = Step(compare, asked.about.model_copy(update={"members": members}), given)
     return make(step), members
+
+
+def results_of(pages: list[Step | None]) -> Results:
+    """The models and reports that the steps of a plan made, by name.
+
+    The very objects that the steps hold, since Prefect draws its graph by the identity of results.
+    """
+    results: Results = {}
+    for page in pages:
+        for stage in ("pretrain", "report"):
+            step = page.find_upstream(stage) if page else None
+            if step and not step.error:
+                results[step.artifact.name] = step.artifact
+    return results
 
 
 def usual_rate() -> float:
@@ -183,14 +199,18 @@ def sentence_of(error: Exception) -> str:
     return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
 
 
-def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable[[Step], Artifact]) -> list[Member]:
+def on_common_text(
+    members: list[Member], runs: list[StudyRun], results: Results, make: Callable[[Step], Artifact]
+) -> list[Member]:
     """Evaluate all models on one text that none was trained on, if their own held-out texts differ.
+
+    `results`: the models by name, to which the evaluations are added.
 
     Documents are held out by their digests, so the first model's text serves. Models that hold out documents in another
     way are measured on the documents that all of them hold out, and not at all if these are few. If budgets are unequal
     and some were so short that they measured less than the others, all are measured on as much as the longest was.
     """
-    models = artifacts_of_members(members, "model")
+    models = artifacts_of_members(members, "model", results)
     if len({model.stats["heldout"]["digest"] for model in models}) == 1:
         return members
     unusual = find_unusual(models[0], models[1:], members, runs)
@@ -202,7 +222,7 @@ def on_common_text(members: list[Member], runs: list[StudyRun], make: Callable[[
         if member.model in apart:
             changes = refuse_comparison(member, common.text)
         elif member.model in common.models:
-            changes = evaluate_on(member, common, make)
+            changes = evaluate_on(member, common, results, make)
         measured.append(member.model_copy(update=changes))
     return measured
 
@@ -256,18 +276,20 @@ def holding_out(recipe: Recipe) -> tuple:
     return recipe.tokenize.heldout_fraction, cut
 
 
-def evaluate_on(member: Member, common: CommonText, make: Callable[[Step], Artifact]) -> dict:
+def evaluate_on(member: Member, common: CommonText, results: Results, make: Callable[[Step], Artifact]) -> dict:
     """Evaluate a member's model on the common text; the fields of Member with the result or the problem."""
-    given = (artifact_named(member.model), common.text, common.others)
+    given = (results[member.model], common.text, common.others)
     step = Step(evaluate, common.how, given, (member.run, f"seed {member.seed}"))
     try:
-        return {"evaluation": make(step).name}
+        found = make(step)
     except Exception as error:
         log.warning("%s failed: %s", step.title, error)
         return {"compared": False, "problem": member.problem or sentence_of(error)}
+    results[found.name] = found
+    return {"evaluation": found.name}
 
 
-def artifacts_of_members(members: list[Member], kind: str) -> list[Artifact]:
+def artifacts_of_members(members: list[Member], kind: str, results: Results) -> list[Artifact]:
     """The distinct models, evaluations or reports of the members."""
     names = dict.fromkeys(getattr(member, kind) for member in members)
-    return [artifact_named(name) for name in names if name]
+    return [results[name] for name in names if name]

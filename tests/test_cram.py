@@ -8,6 +8,8 @@ import os
 import pickle
 import signal
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,12 +18,14 @@ from conftest import tiny_override, write_jsonl
 from prefect import Task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter
+from prefect.states import State
 
 from flows import execute as execute_module
 from flows.cram import checked_plan, cram, pipeline
 from flows.execute import execute
 from flows.plan import Plan
 from flows.recipes.recipe import STAGES, resolve
+from flows.study import study
 from model.errors import InputError
 from tasks.stage import StageTask
 from tasks.store import home
@@ -44,9 +48,14 @@ def tiny(tmp_path_factory, toy_texts: list[str]) -> dict:
 
 
 def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
-    """Run the flow; the final state of each stage on Prefect's server, and the flow run's id."""
+    """Run the flow, as `followed` tells."""
+    return followed(lambda: cram(recipe="demo", override=override, return_state=True, **parameters))
+
+
+def followed(start: Callable[[], State]) -> tuple[dict[str, str], str]:
+    """Start a flow; the final state of each stage on Prefect's server, and the flow run's id."""
     with patch("flows.execute.show", side_effect=execute_module.show) as shown:
-        state = cram(recipe="demo", override=override, return_state=True, **parameters)
+        state = start()
     flow_run = state.state_details.flow_run_id
     if state.is_failed():
         state.result()
@@ -59,6 +68,13 @@ def run(override: dict, **parameters) -> tuple[dict[str, str], str]:
                 break
             time.sleep(0.1)
     return {r.name.split("-")[0]: r.state.name for r in found}, str(flow_run)
+
+
+def shown_by(flow_run: str) -> dict:
+    """The artifacts that a flow run put on its page, by key."""
+    own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
+    with get_client(sync_client=True) as client:
+        return {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=own)}
 
 
 def made(override: dict, until: str = "report") -> dict[str, Artifact]:
@@ -110,9 +126,7 @@ def test_a_second_run_is_cached_executes_nothing_in_artifacts_and_has_the_same_p
     assert states == CACHED
     assert not (tmp_path / "executed").exists()
     for flow_run in (first[1], second):
-        own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
-        with get_client(sync_client=True) as client:
-            by_key = {a.key: a for a in client.read_artifacts(artifact_filter=own)}
+        by_key = shown_by(flow_run)
         tables, files = {"decontaminate-table", "filter-table", "report-table"}, {"filter-histogram", "pretrain-loss"}
         assert tables | files | {"pretrain-readme", "report"} <= set(by_key)
         rows = json.loads(by_key["filter-table"].data)
@@ -286,13 +300,26 @@ def finetuned(override: dict) -> dict[str, Artifact]:
     return {name: artifact for name, artifact in made(override).items() if artifact.stage == "finetune"}
 
 
-def edges_to_report(flow_run: str) -> int:
-    """The number of finetuning runs from which Prefect's run graph has an edge to the report."""
+def sources(flow_run: str, name: str) -> Counter:
+    """How many runs of each stage Prefect's run graph has an edge from to the task run of that name."""
     with get_client(sync_client=True) as client:
         found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow_run]}))
-    [report] = [task_run for task_run in found if task_run.name == "report"]
-    before = {given.id for inputs in report.task_inputs.values() for given in inputs}
-    return sum(task_run.id in before for task_run in found if task_run.name.startswith("finetune"))
+    [target] = [task_run for task_run in found if task_run.name == name]
+    before = {given.id for inputs in target.task_inputs.values() for given in inputs}
+    return Counter(task_run.name.split("-")[0] for task_run in found if task_run.id in before)
+
+
+def test_the_run_of_a_study_shows_its_page_which_has_an_edge_from_each_model_evaluation_and_report(
+    tiny: dict, first, tmp_path: Path
+):
+    runs = {"own": {}, "more held out": {"tokenize": {"heldout_fraction": 0.45}}}
+    (tmp_path / "hosted.json").write_text(json.dumps({"runs": runs}))
+    asked = {"study": str(tmp_path / "hosted.json"), "recipe": "demo", "override": tiny, "until": "report"}
+    _, flow_run = followed(lambda: study(**asked, return_state=True))
+    assert sources(flow_run, "compare") == {"pretrain": 2, "evaluate": 2, "report": 2}
+    by_key = shown_by(flow_run)
+    assert by_key["compare-study"].data.startswith("# Study: hosted")
+    assert [row["run"] for row in json.loads(by_key["compare-table"].data)] == [*runs]
 
 
 def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_only_itself(four: dict, monkeypatch):
@@ -305,7 +332,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
         return call(self, work, *arguments, **others)
 
     found, call = finetuned(four), processes.Processes.call
-    assert edges_to_report(run(four)[1]) == 4
+    assert sources(run(four)[1], "report") == {"finetune": 4}
     together = predictions()
     assert len(set(together.values())) == 4
     with monkeypatch.context() as patch:
@@ -316,7 +343,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
     started = {name: artifact.manifest["started"] for name, artifact in found.items() if name != "word-order-1"}
     states, rerun = run(four)  # of the killed one, alone in this process
     assert states["report"] == "Cached", "the report of all four is the same"
-    assert edges_to_report(rerun) == 4
+    assert sources(rerun, "report") == {"finetune": 4}
     assert {name: found[name].manifest["started"] for name in started} == started
     assert predictions() == together
 
