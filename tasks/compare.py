@@ -3,7 +3,7 @@
 Reads   pretrain artifacts; where the text differs, their evaluations on a common one; reports, if the runs have scores.
 Writes  study.html    the page, complete in itself
         study.md, study.json
-        runs.parquet  a row for each run
+        runs.parquet  a row for each run and seed
         *.svg         its pictures
 """
 
@@ -14,12 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel, Field
 
+from tasks.adopt import START_LINEAGE
 from tasks.reports import law, plots
-from tasks.reports.losses import reads_no_context
+from tasks.reports.losses import reads_no_context, text_doubt
 from tasks.reports.markdown import page, render
-from tasks.reports.rows import LOSS, Mean, RunMeans, ScoreRow
+from tasks.reports.rows import LOSS, Mean, RunMeans, ScoreRow, StudyScore
 from tasks.reports.scores import partial_notes
-from tasks.reports.study_page import AVERAGE, SCORE, UNITS, brief_table, page_values, score_columns, unit
+from tasks.reports.study_page import (
+    AVERAGE,
+    SCORE,
+    UNITS,
+    brief_table,
+    chart_of_losses,
+    chart_of_scores,
+    page_values,
+    score_columns,
+    unit,
+)
 from tasks.stage import Params, stage
 from tasks.store.artifacts import Artifact, artifact_named
 
@@ -44,7 +55,9 @@ class Member(BaseModel, frozen=True, extra="forbid"):
     run: str = Field(description="Its name in the study.")
     also: list[str] = Field([], description="Other names in the study that stand for the same run.")
     seed: int = Field(0, description="Number of the seed.")
+    words: str = Field("", description="What it is, in words.")
     changes: dict[str, Any] = Field({}, description="What distinguishes it from the first run, by field.")
+    usual: dict[str, Any] = Field({}, description="The first run's values of these fields.")
     model: str = Field("", description="Its pretrain artifact.")
     evaluation: str = Field("", description="Its loss on the common text, if its own held-out text is another.")
     report: str = Field("", description="Its report artifact, if it has scores.")
@@ -66,7 +79,7 @@ class Compare(Params):
     fit: bool = False
 
 
-@stage(version=6)
+@stage(version=7)
 def compare(
     params: Compare, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
 ) -> dict:
@@ -76,14 +89,19 @@ def compare(
     rows = pd.DataFrame(map(row_of, params.members))
     rows.to_parquet(out / "runs.parquet", index=False)
     means = means_of(rows)
+    found = [score for member in params.members for score in scores_of(member)]
+    scores = mean_scores(found)
     curves = curves_of(params.members)
     draw_curves(curves, out)
+    chart_of_losses(rows, means, out)
+    chart_of_scores(means, scores, out)
     fitted = law_of(params, rows, out) if params.fit else None
-    content = for_programs(params, means, fitted, curves)
+    content = for_programs(params, means, fitted, curves) | {"scores": found}
     (out / "study.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    markdown = render("compare", page_values(params.model_dump(), rows, means, fitted, bool(curves)))
-    (out / "study.md").write_text(markdown, encoding="utf-8")
     pictures = {path.name: path.read_text(encoding="utf-8") for path in sorted(out.glob("*.svg"))}
+    values = page_values(params.model_dump(), rows, means, scores, fitted, bool(curves))
+    markdown = render("compare", values | {"pictures": pictures})
+    (out / "study.md").write_text(markdown, encoding="utf-8")
     (out / "study.html").write_text(page(markdown, params.title, pictures), encoding="utf-8")
     return {"runs": len(rows), "failed": int(rows["problem"].ne("").sum()), "table": brief_table(means)}
 
@@ -91,7 +109,7 @@ def compare(
 def for_programs(
     params: Compare, means: list[RunMeans], fitted: dict[str, Any] | None, curves: dict[str, Curve]
 ) -> dict[str, Any]:
-    """The contents of study.json."""
+    """The contents of study.json, without the scores."""
     import pandas as pd
 
     table = pd.DataFrame([line.flat() for line in means])
@@ -110,6 +128,7 @@ def row_of(member: Member) -> dict[str, Any]:
     """The results of a run, as a row of runs.parquet; without results if it failed."""
     row = member.model_dump(include={"run", "seed", "model", "evaluation", "report", "problem"})
     row |= {"changes": json.dumps(member.changes), "weak": "", "partial": [], "short": False}
+    row |= {"trained": True, "new_head": False, "doubt": ""}
     if member.model:
         row |= pretraining_results(member)
     if member.report:
@@ -125,8 +144,14 @@ def pretraining_results(member: Member) -> dict[str, Any]:
     held = stats["heldout"]
     measured = artifact_named(member.evaluation).stats if member.evaluation else held
     losses = {f"nats_per_{unit}": measured[f"nats_per_{unit}"]["value"] for unit in ("byte", "character", "word")}
+    is_trained = stats["steps"] > 0
+    is_new = not is_trained and has_new_head(model)
     return {
-        **(losses if member.compared else dict.fromkeys(losses)),
+        **(losses if member.compared and not is_new else dict.fromkeys(losses)),
+        "trained": is_trained,
+        "new_head": is_new,
+        "doubt": text_doubt({"heldout": measured}),
+        "text": heldout_digest(held),
         "length_nats": measured["length_nats_per_byte"],
         "digest": measured["digest"],
         "by_frequencies": measured["by_frequencies"]["nats_per_byte"],
@@ -144,47 +169,123 @@ def pretraining_results(member: Member) -> dict[str, Any]:
     }
 
 
+def has_new_head(model: Artifact) -> bool:
+    """Whether a model began from an encoder without a head that predicts masked words, and got a new one."""
+    path = model.path / START_LINEAGE
+    if not path.exists():
+        return False
+    before = json.loads(path.read_text(encoding="utf-8"))
+    start = before.get(model.stats["start"]["name"], {})
+    return bool(start.get("stats", {}).get("new_head"))
+
+
+def scores_in(report: Artifact) -> tuple[float | None, list[ScoreRow]]:
+    """The average and the scores of a report, of the pretrained model on all of the training data."""
+    about = json.loads((report.path / "report.json").read_text(encoding="utf-8"))
+    return about["average"], [row for row in about["scores"] if row["pretrained"] and row["share"] == 1.0]
+
+
 def score_results(report: Artifact) -> dict[str, Any]:
     """The scores of a run's report."""
-    about = json.loads((report.path / "report.json").read_text(encoding="utf-8"))
-    scores: list[ScoreRow] = [row for row in about["scores"] if row["pretrained"] and row["share"] == 1.0]
+    average, scores = scores_in(report)
     return {
-        AVERAGE: about["average"],
+        AVERAGE: average,
         **{SCORE + row["column"]: row["score"] for row in scores},
         "partial": [str(note) for note in partial_notes(scores)],
         "weak": ", ".join(row["column"] for row in scores if not row["beats_majority"]),
     }
 
 
+def scores_of(member: Member) -> list[dict[str, Any]]:
+    """The scores of a run and seed with their intervals, for study.json; empty without a report."""
+    if not member.report:
+        return []
+    found = []
+    for row in scores_in(artifact_named(member.report))[1]:
+        metric = row["metric"]
+        spread = row["metrics"][metric]
+        score = {
+            "run": member.run,
+            "seed": member.seed,
+            "column": row["column"],
+            "metric": metric,
+            "score": row["score"],
+            "interval": spread["interval"],
+            "range": spread["range"],
+            "majority": row["majority"][metric],
+            "beats_majority": row["beats_majority"],
+            "examples": row["examples"]["validation"][0],
+            "seeds": row["seeds"],
+        }
+        found.append(score)
+    return found
+
+
 # Means over seeds
 
 
 def means_of(rows: "pd.DataFrame") -> list[RunMeans]:
-    """The means of each run over its seeds, compared with those of the base: the first run with a result."""
+    """The means of each run over its seeds, compared with those of the base: the first run that has the number."""
     names = [*MEANS, *score_columns(rows)]
-    base = None
+    bases: dict[str, RunMeans] = {}
     means = []
     for run, own in rows.groupby("run", sort=False):
-        line = run_means(str(run), own, names, base)
-        if base is None and line.seeds:
-            base = line
+        line = run_means(str(run), own, names, bases)
+        for name in names:
+            if line.means[name].count:
+                bases.setdefault(name, line)
         means.append(line)
     return means
 
 
-def run_means(run: str, own: "pd.DataFrame", names: list[str], base: RunMeans | None) -> RunMeans:
-    """The means of one run. `own`: its rows; `names`: the columns, of which the loss and scores are compared."""
+def run_means(run: str, own: "pd.DataFrame", names: list[str], bases: dict[str, RunMeans]) -> RunMeans:
+    """The means of one run. `own`: its rows; `names`: the columns, of which the loss and scores are compared.
+
+    `bases`: the run to compare with, by column. A model that was not trained is the same with each seed.
+    """
     done = own[own["model"].ne("")]
     models = sorted(done["model"])
+    is_trained = bool(done["trained"].all())
     means = {}
     for name in names:
         values = done[name].dropna()
-        mean = Mean(values.mean(), values.std(), len(values))
+        deviation = values.std() if is_trained else 0.0
+        mean = Mean(values.mean(), deviation, len(values))
+        base = bases.get(name)
         if base and (name == LOSS or name.startswith(SCORE)):
             mean = mean.compared_with(base.means[name], is_same=name == LOSS and models == base.models)
         means[name] = mean
     problem = " ".join(dict.fromkeys(filter(None, own["problem"])))
-    return RunMeans(run, len(done), len(own) - len(done), problem, models, means)
+    return RunMeans(run, len(done), len(own) - len(done), problem, models, means, is_trained)
+
+
+def mean_scores(found: list[dict[str, Any]]) -> list[StudyScore]:
+    """The means of scores over the models of each run, by run and column. `found`: the scores of study.json."""
+    import pandas as pd
+
+    scores: list[StudyScore] = []
+    if not found:
+        return scores
+    table = pd.DataFrame(found)
+    table[["low", "high"]] = table["interval"].tolist()
+    for (run, column), own in table.groupby(["run", "column"], sort=False):
+        values = own["score"]
+        scores.append(
+            StudyScore(
+                run=str(run),
+                column=str(column),
+                metric=own["metric"].iloc[0],
+                value=values.mean(),
+                low=own["low"].mean(),
+                high=own["high"].mean(),
+                majority=own["majority"].mean(),
+                is_weak=not own["beats_majority"].all(),
+                examples=int(own["examples"].iloc[0]),
+                seeds=int(own["seeds"].iloc[0]),
+                mean=Mean(values.mean(), values.std(), len(values)),
+            )
+        )
+    return scores
 
 
 # Curves
@@ -198,7 +299,8 @@ def heldout_digest(held: dict) -> str:
 def curves_of(members: list[Member]) -> dict[str, Curve]:
     """The mean curve of each run over its seeds: tokens, operations, seconds and loss per byte.
 
-    Only of runs that have the held-out text of the first one, on parts of which the curves are measured.
+    Only of runs that were trained and have the held-out text of the first of them, on parts of which the curves are
+    measured.
     """
     curves: dict[str, list[list[dict]]] = {}
     first = None
@@ -206,6 +308,8 @@ def curves_of(members: list[Member]) -> dict[str, Curve]:
         if not member.model:
             continue
         stats = artifact_named(member.model).stats
+        if not stats["steps"]:
+            continue
         text = heldout_digest(stats["heldout"])
         if first is None:
             first = text
@@ -244,7 +348,7 @@ def draw_curves(curves: dict[str, Curve], out: Path) -> None:
 def law_of(params: Compare, rows: "pd.DataFrame", out: Path) -> dict[str, Any]:
     """The scaling law of runs that differ in size and budget only: its test on the largest, and its picture."""
     is_sized = np.array([set(member.changes) <= SIZE_FIELDS for member in params.members])
-    is_measured = rows["model"].ne("") & rows[LOSS].notna()
+    is_measured = rows["model"].ne("") & rows[LOSS].notna() & rows["trained"]
     numbers = ["operations", "tokens", LOSS, "length_nats", "by_frequencies"]
     means = rows[is_measured & is_sized].groupby("run", sort=False)[numbers].mean()  # over seeds
     is_early = reads_no_context(means[LOSS], means["length_nats"], means["by_frequencies"])

@@ -1,6 +1,7 @@
 """Studies through the real flow: shared stages once, failed runs told, kills survived; and their page."""
 
 import html
+import itertools
 import json
 import math
 import re
@@ -21,10 +22,12 @@ from flows.study import study
 from model import heldout
 from model.errors import InputError
 from tasks import stage as stage_module
+from tasks.adopt import START_LINEAGE
 from tasks.compare import AXES, Compare, Member, compare
 from tasks.evaluate import Evaluate, evaluate
 from tasks.reports import law, study_page
 from tasks.reports.rows import LOSS, Mean, RunMeans
+from tasks.reports.study_verdicts import best_loss, loss_difference
 from tasks.store.artifacts import Artifact, artifact_named, artifacts_of
 
 SGD = {"optimizer": "sgd", "clip": None, "learning_rate": 100.0}
@@ -40,7 +43,8 @@ DONE = ["own", "half the rate", "300 entries", "other text"]
 MODELS = 2 * len(DONE)
 MADE = dict.fromkeys(("download", "deduplicate", "decontaminate", "measure", "filter", "evaluate"), 2)
 MADE |= {"vocabulary": 3, "tokenize": 3, "pretrain": MODELS, "compare": 1}
-PAGE = {"study.html", "study.md", "study.json", "runs.parquet", "tokens.svg", "operations.svg", "seconds.svg"}
+PICTURES = {"losses.svg", "tokens.svg", "operations.svg", "seconds.svg"}
+PAGE = {"study.html", "study.md", "study.json", "runs.parquet", *PICTURES}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +120,7 @@ def test_a_plan_says_whether_the_runs_and_their_page_are_there(store, finished, 
 def test_the_page_has_its_files_loads_nothing_and_names_merged_runs_by_both_names(finished):
     assert {path.name for path in finished.path.iterdir()} >= PAGE
     page = (finished.path / "study.html").read_text()
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == len(PICTURES)
     assert "src=" not in page
     assert "own = the same" in page
 
@@ -362,17 +366,27 @@ def model(
     length_nats: float = 0.1,
     unit: str = "tokens",
     limits: dict = {"nats_per_byte": 100.0},  # noqa: B006
+    new_head: bool = False,
     **stats: object,
 ) -> str:
-    """The name of a pretrain artifact with this loss per byte, put into the store; `size`: operations per token / 6."""
+    """The name of a pretrain artifact with this loss per byte, put into the store; `size`: operations per token / 6.
+
+    Without tokens, it is a model that was only measured; `new_head`: one of an encoder that came without a head.
+    """
     value = {"value": loss, "standard_error": 0.01}
     held = {f"nats_per_{unit}": value for unit in ("byte", "character", "word")} | {"digest": "d"}
+    held |= {"documents": 100, "words": 10_000}
     held |= {"length_nats_per_byte": length_nats, "by_frequencies": limits}
     about = {"heldout": held, "parameters": 2 * size, "tokens": tokens, "steps": 10, "tokens_per_second": 1e3}
     about |= {"mfu": 0.1, "exaflops": 6 * size * tokens / 1e18, "seconds_on_the_clock": 5.0}
     about |= {"machine": {"device": "CPU"}, "evaluations": curve(0.0)}
+    if not tokens:
+        about |= {"steps": 0, "tokens_per_second": 0.0, "mfu": 0.0, "seconds_on_the_clock": 0.0}
+        about |= {"evaluations": [curve(0.0)[0] | {"fraction": 1.0}], "start": {"name": "pretrain/abc"}}
     folder = root / "pretrain" / f"{number:012}"
     folder.mkdir(parents=True)
+    if new_head:
+        (folder / START_LINEAGE).write_text(json.dumps({"pretrain/abc": {"stats": {"new_head": True}}}))
     params = {"budget": tokens, "budget_unit": unit}
     manifest = {"stage": "pretrain", "files": [], "stats": about | stats, "params": params, "inputs": {}}
     (folder / "stage.json").write_text(json.dumps(manifest))
@@ -394,10 +408,14 @@ def compared(members: list[Member], **about) -> Artifact:
     return compare.fn(Compare(title="Study: made up", members=members, **about), models, [], reports)
 
 
-def report(root: Path, number: int, score: float, beats_majority: bool = True, partial: bool = False) -> str:
-    """The name of a report artifact with this score on RTE."""
-    row = {"column": "RTE", "score": score, "pretrained": True, "share": 1.0, "partial": partial}
+def report(
+    root: Path, number: int, score: float, beats_majority: bool = True, partial: bool = False, column: str = "RTE"
+) -> str:
+    """The name of a report artifact with this score on a task."""
+    row = {"column": column, "score": score, "pretrained": True, "share": 1.0, "partial": partial}
     row |= {"beats_majority": beats_majority, "examples": {"train": [1000, 2490], "validation": [277, 277]}}
+    row |= {"metric": "accuracy", "majority": {"accuracy": 52.7}, "seeds": 3}
+    row |= {"metrics": {"accuracy": {"interval": [score - 3, score + 4], "range": [score - 1, score + 1]}}}
     folder = root / "report" / f"{number:012}"
     folder.mkdir(parents=True)
     (folder / "report.json").write_text(json.dumps({"average": None, "scores": [row]}))
@@ -419,11 +437,20 @@ def test_equal_vocabularies_are_never_ordered_and_the_page_names_the_rivals(empt
     lengths = rng.uniform(0.02, 0.12, 10)
     losses = 1.0 + lengths * rng.random(10)  # of ten vocabularies whose true loss is 1
     lines = [
-        RunMeans(f"{number}", 1, 0, "", [], {LOSS: Mean(loss, math.nan, 1), "length_nats": Mean(length, math.nan, 1)})
+        RunMeans(
+            f"{number}",
+            1,
+            0,
+            "",
+            [f"{number}"],
+            {LOSS: Mean(loss, math.nan, 1), "length_nats": Mean(length, math.nan, 1)},
+        )
         for number, (loss, length) in enumerate(zip(losses, lengths, strict=True))
     ]
-    for line in lines:
-        assert study_page.rivals_of(line, lines) == [other.run for other in lines if other is not line]
+    for line, other in itertools.permutations(lines, 2):
+        assert loss_difference(line, other).kind == "open bounds"
+    found = best_loss(lines)
+    assert {found.best, found.against.other, *found.near} == {line.run for line in lines}
 
     members = [
         Member(run="many pieces", model=model(empty, 1, 1.138)),  # at least 1.038
@@ -431,8 +458,10 @@ def test_equal_vocabularies_are_never_ordered_and_the_page_names_the_rivals(empt
         Member(run="worse", model=model(empty, 3, 1.2)),  # at least 1.1
     ]
     text = text_of(compared(members))
-    assert "few pieces. Not clearly better than many pieces, with another vocabulary" in text
-    assert re.search(r"\| few pieces .*\| *1\.0900 \| *-0\.0480 \| *1\.0500 \|", text)
+    assert "**few pieces** has the lowest held-out loss: 1.0900" in text
+    assert "is open" in text
+    assert re.search(r"\| few pieces .*\| *1\.0900 \| *1\.0500 \| *-0\.0480 \| *open *\|", text)
+    assert re.search(r"\| worse .*\| *1\.2000 \| *1\.1000 \| *\+0\.0620 \| *one seed *\|", text)
 
 
 def test_the_page_of_runs_with_several_seeds_is_the_one_that_was_read_and_approved(empty: Path):
@@ -479,6 +508,66 @@ def test_the_page_of_runs_with_one_seed_is_the_one_that_was_read_and_approved(em
     assert lines[2]["nats_per_byte error"] is None
 
 
+@pytest.mark.parametrize("new_head", [False, True])
+def test_the_page_of_an_encoder_as_it_is_adapted_and_from_scratch_is_the_one_that_was_read_and_approved(
+    empty, new_head
+):
+    fall = {"evaluations": curve(1.0)}
+    models = {
+        "as it is": model(empty, 1, 4.0 if new_head else 1.9, tokens=0, unit="hours", new_head=new_head),
+        "adapted": model(empty, 2, 1.0, unit="hours", **fall),
+        "from scratch": model(empty, 3, 1.3, unit="hours", length_nats=0.05, **fall),
+    }
+    changes = {"pretrain.budget": 0.5}
+    own = STUDIES["adapt"]
+    members = [
+        Member(
+            run=run,
+            model=name,
+            report=report(empty, n, score, column="tickets"),
+            words=own["words"][run],
+            changes=changes if n else {},
+            usual={"pretrain.budget": 0.0} if n else {},
+        )
+        for n, ((run, name), score) in enumerate(zip(models.items(), (70.0, 81.5, 68.0), strict=True))
+    ]
+    made = compared(members, about=own["about"], recipe=own["recipe"])
+    check_golden("study_of_a_bare_encoder.md" if new_head else "study_of_an_encoder.md", text_of(made))
+    assert [*json_of(made)["curves"]] == ["adapted", "from scratch"], "what was not trained has no curve"
+    for row in made.stats["table"]:
+        assert row["tickets"]
+        assert not {"0 tokens/s", "None", "nan"} & set(map(str, row.values()))
+    rows = rows_of(made)
+    assert rows["nats_per_byte"].isna().tolist() == [new_head, False, False]
+
+
+def test_a_study_in_which_only_what_was_not_trained_has_a_result_has_a_page(empty: Path):
+    members = [Member(run="as it is", model=model(empty, 1, 1.9, tokens=0)), Member(run="adapted", problem="No disk.")]
+    text = text_of(compared(members))
+    assert "no other run has one to compare with" in text
+    assert "## Curves" not in text
+
+
+def test_a_page_of_many_tasks_has_a_row_for_each_run_and_folds_the_intervals(empty: Path):
+    members = []
+    for n in range(21):
+        name = report(empty, n, 50.0 + n, column="RTE")
+        path = artifact_named(name).path / "report.json"
+        about = json.loads(path.read_text())
+        about["average"] = 60.0 + n
+        about["scores"] += [about["scores"][0] | {"column": column} for column in ("MRPC", "CoLA")]
+        path.write_text(json.dumps(about))
+        members.append(Member(run=f"run {n}", model=model(empty, n, 2.0 - n / 100), report=name))
+    made = compared(members)
+    text = text_of(made)
+    shown, folded = text.split("\n---\n")
+    assert "On **GLUE** (average of nine), **run 20** is best: 80.0, 20.0 above **run 0** (60.0)." in text
+    assert re.search(r"\| run 20 +\| +80\.0 \|", shown)
+    assert "### RTE, accuracy" not in shown
+    assert folded.count("### ") == 3
+    assert "scores.svg" not in text, "too many lines for a picture"
+
+
 def test_the_error_of_a_difference_is_of_the_seeds_that_have_a_score_and_none_between_losses_of_the_same_models(empty):
     scores = {"one": [50.0, 53.0, 51.0], "two": [60.0, 64.0, math.nan], "again": [70.0, 72.0, 77.0]}
     models = {"one": [model(empty, seed, 1.0 + seed) for seed in range(3)]}
@@ -515,11 +604,11 @@ def test_costs_stand_in_the_largest_unit_that_is_not_above_them_all(kind: str, l
 
 
 def test_names_stand_in_pictures_as_they_are(empty: Path):
-    names = ["_under", "10 % of $ & 5 % of $", r"$\frac{$", "ü < &amp;"]
+    names = ["_under", "10 % of $ & 5 % of $", r"$\frac{$", "ü < &amp;", "日本語の実験", "تجربة", "**[a](b)** | `c`"]
     members = [Member(run=name, model=model(empty, i, 1.0, evaluations=curve(1.0))) for i, name in enumerate(names)]
     picture = (compared(members).path / "tokens.svg").read_text()
     shown = [html.unescape(text) for text in re.findall(r"<text[^>]*>(.*?)</text>", picture)]
-    assert [text.lstrip("\N{ZERO WIDTH SPACE}") for text in shown][-len(names) :] == names
+    assert [text.strip("\N{ZERO WIDTH SPACE}\N{NO-BREAK SPACE}") for text in shown][-len(names) :] == names
 
 
 def lawful(size: float, tokens: float) -> float:
@@ -562,14 +651,14 @@ def test_runs_that_read_no_context_are_named_and_left_out_of_the_law(empty: Path
     about = json_of(made)["law"]
     assert (about["runs"], about["left_out"], about["residual"] < 1e-4) == (6, ["run 6"], True)
     text = text_of(made)
-    assert "The loss of run 6 is more than nine tenths of what token frequencies alone give" in text
+    assert "The loss of **run 6** is more than nine tenths of what token frequencies alone give" in text
     assert "Left out of the fit" in text
     again = members[2].model_copy(update={"seed": 1})
     failed = Member(run="late", problem="It failed.", changes={"pretrain.budget": 7.0})
     few = compared([*members[2:], again, failed], fit=True)
     assert not (few.path / "law.svg").exists()
     assert json_of(few)["law"] == {"runs": 4, "needed": law.FEWEST, "left_out": ["run 6"]}
-    assert "without run 6" in text_of(few)
+    assert "without **run 6**" in text_of(few)
 
 
 def test_runs_that_measured_different_parts_are_measured_again_on_the_same_documents_and_keep_their_curves(

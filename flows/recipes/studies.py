@@ -305,8 +305,13 @@ STUDIES: dict[str, dict] = {
     "adapt": {
         "about": "Should I pretrain at all? A public encoder as it is, the same adapted to your text, and a model from "
         "scratch in the same time, on your own labels.",
-        "paper": "no part of it",
         "recipe": "pocket-adapt",
+        "words": {
+            "as it is": "The public encoder, not trained any further",
+            "adapted": "The same encoder, trained further on your text for the budget",
+            "from scratch": "The recipe pocket-frontier: its own vocabulary, and a new model that is trained on your "
+            "text alone, for the same budget",
+        },
         "runs": {"as it is": training(budget=0), "adapted": {}, "from scratch": FROM_SCRATCH},
     },
 }

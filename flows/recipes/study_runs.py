@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from flows.recipes.deltas import DELTAS, NAMED, POCKET_EXTRA
 from flows.recipes.recipe import Recipe, check_changes, merge, parse_json, recipe_of
@@ -56,11 +56,20 @@ class Study(BaseModel, frozen=True, extra="forbid"):
     about: str = Field("", description="What it asks.")
     paper: str = Field("", description="What of the paper it reproduces.")
     published: dict[str, str] = Field({}, description="Figures or findings of the paper, by run.")
+    words: dict[str, str] = Field({}, description="What a run is, by run, if its changes don't say it well.")
     recipe: str = Field("crammed-bert", description="The recipe that the runs change.")
     fit: bool = Field(False, description="Whether to fit a scaling law to the runs.")
     runs: dict[RunName, Annotated[dict[str, Any], AfterValidator(with_budgets_as_numbers)]] = Field(
         min_length=1, description="The changes of each run; the first is the one that the others are compared with."
     )
+
+    @model_validator(mode="after")
+    def _names_its_runs(self) -> "Study":
+        for field in ("published", "words"):
+            unknown = sorted(set(getattr(self, field)) - set(self.runs))
+            if unknown:
+                raise ValueError(f"{field} names {unknown[0]!r}, which is not one of the runs")
+        return self
 
 
 class Scale(NamedTuple):
@@ -314,10 +323,19 @@ def runs_of(study: Study, recipe: str, override: dict, seeds: int, scale: Scale,
             )
     runs = []
     for variant in variants:
-        changed = changed_values(base, variant.recipe) if variant.recipe else {}
         name, *others = variant.names
+        about: dict[str, Any] = {
+            "run": name,
+            "also": others,
+            "words": study.words.get(name, ""),
+            "problem": variant.problem,
+        }
+        if variant.recipe:
+            changed = changed_values(base, variant.recipe)
+            of_base = values_by_field(base)
+            about |= {"changes": changed, "usual": {field: of_base[field] for field in changed}}
         for seed in range(seeds):
-            member = Member(run=name, also=others, seed=seed, changes=changed, problem=variant.problem)
+            member = Member(**about, seed=seed)
             runs.append(StudyRun(member, with_seed(variant.recipe, name, seed) if variant.recipe else None))
     return runs
 

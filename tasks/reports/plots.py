@@ -1,7 +1,11 @@
 """Pictures of scores, losses, speed and data."""
 
 import io
+import math
 import re
+import textwrap
+import unicodedata
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tasks.reports.rows import Bar, ScoreRow
+from tasks.reports.rows import Bar, ScoreRow, StudyScore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +39,10 @@ DRAWING: dict[Any, Any] = {
     "axes.spines.right": False,
 }
 POINTS = 200  # of a curve: more look the same
+NAME_WIDTH = 24  # characters of a line of a run's name
+WIDE_NAME = 12  # characters of a name in a script as wide as Chinese
+# No-break spaces per wide character: Matplotlib's font lacks it, and makes room for a narrower box
+SPACES = 1.3
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]  # x and y by name
 
 
@@ -116,7 +124,10 @@ def _drawing(
         yield axes
         axes.grid(axis=grid, color=INK, alpha=0.15)
         figure.legend(frameon=False, loc="outside lower left", fontsize=9, ncols=columns, title=title)
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        with warnings.catch_warnings():
+            # a page's reader has fonts for the script, which text in an SVG needs
+            warnings.filterwarnings("ignore", "Glyph .* missing from font|Matplotlib currently does not support")
+            figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawn = text.getvalue().replace(INK, "currentColor")
     # without the ids of groups, which would not be unique on a page with several pictures
     path.write_text(re.sub(r' id="[\w.]+_\d+"', "", drawn), encoding="utf-8")
@@ -227,7 +238,94 @@ def add_axis(axes: "Axes", second: SecondAxis) -> None:
 def as_it_is(name: str) -> str:
     """A name for a legend, in which Matplotlib shows no mathematics, and hides none that begins with an underscore."""
     visible = "\N{ZERO WIDTH SPACE}" if name.startswith("_") else ""
-    return visible + name.replace("$", r"\$")
+    return visible + name.replace("$", r"\$") + room_for_wide(name)
+
+
+def room_for_wide(name: str) -> str:
+    """Spaces that make up for the width of a name's wide characters."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in name)
+    return "\N{NO-BREAK SPACE}" * math.ceil(SPACES * wide)
+
+
+class LossLine(NamedTuple):
+    """The loss of a run of a study."""
+
+    run: str
+    loss: float  # mean over seeds
+    by_seed: list[float]
+    least: float | None  # that it may be in truth, if vocabularies differ
+    is_best: bool
+
+
+def run_losses(lines: Sequence[LossLine], path: Path) -> None:
+    """The losses of a study's runs, a line for each: the mean, each seed, and the least that it may be in truth."""
+    places = np.arange(len(lines), dtype=float)
+    losses = np.array([line.loss for line in lines])
+    has_seeds = any(len(line.by_seed) > 1 for line in lines)
+    label = "mean over seeds" if has_seeds else "held-out loss"
+    is_best = np.array([line.is_best for line in lines])
+    names = [short_name(line.run) for line in lines]
+    with _drawing(path, 1.2 + height_of_names(names) * len(lines), grid="x", columns=2) as axes:
+        for place, line in zip(places, lines, strict=True):
+            if line.least is not None:
+                axes.plot([line.least, line.loss], [place, place], color=KEPT, linewidth=5, alpha=0.3, label=None)
+            if len(line.by_seed) > 1:
+                axes.plot(line.by_seed, [place] * len(line.by_seed), "|", color=KEPT, markersize=9)
+        axes.plot(losses, places, "o", color=KEPT, markersize=6, label=label)
+        axes.plot(losses[is_best], places[is_best], "o", color=ACCENT, markersize=8, label="the lowest")
+        if has_seeds:
+            axes.plot([], [], "|", color=KEPT, markersize=9, label="each seed")
+        if lines[0].least is not None:
+            axes.plot([], [], color=KEPT, linewidth=5, alpha=0.3, label="down to what it is at least")
+        axes.set(yticks=places, yticklabels=names, ylim=(len(names) - 0.4, -0.6), xlabel="nats per byte")
+
+
+def run_scores(scores: Sequence[StudyScore], path: Path) -> None:
+    """The scores of a study's runs with their intervals, a line for each, by task. `scores`: in the order of tasks."""
+    columns = list(dict.fromkeys(score.column for score in scores))
+    height = height_of_names([short_name(score.run) for score in scores])
+    places = []
+    labels = []
+    top = 0.0
+    with _drawing(path, 1.3 + height * (len(scores) + len(columns)), grid="x", columns=2) as axes:
+        for column in columns:
+            own = [score for score in scores if score.column == column]
+            here = top + 1 + np.arange(len(own), dtype=float)
+            axes.text(0, top + 0.3, as_it_is(column), transform=axes.get_yaxis_transform(), weight="bold", va="center")
+            _mark_runs(axes, own, here)
+            places += here.tolist()
+            labels += [short_name(score.run) for score in own]
+            top += len(own) + 1
+        axes.plot([], [], "o", color=KEPT, markersize=6, label="score, 95 % interval")
+        axes.plot([], [], "o", color=ACCENT, markersize=8, label="the best")
+        axes.plot([], [], color=INK, linewidth=1, linestyle=":", label="majority class or mean")
+        axes.set(yticks=places, yticklabels=labels, ylim=(top + 0.2, -0.3), xlabel="score times 100")
+
+
+def _mark_runs(axes: "Axes", scores: Sequence[StudyScore], places: np.ndarray) -> None:
+    """Mark the scores of one task at these heights, the best of them in another colour."""
+    highest = max(score.value for score in scores)
+    for place, score in zip(places, scores, strict=True):
+        is_best = score.value == highest
+        colour = ACCENT if is_best else KEPT
+        axes.plot([score.low, score.high], [place, place], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
+        axes.plot(score.value, place, "o", color=colour, markersize=8 if is_best else 6)
+    majority = scores[0].majority
+    axes.plot([majority, majority], [places[0] - 0.4, places[-1] + 0.4], color=INK, linewidth=1, linestyle=":")
+
+
+def short_name(name: str) -> str:
+    """A run's name beside its line, on at most two lines; in a wide script on one, whose end Matplotlib can place."""
+    room = room_for_wide(name)
+    if room:
+        shown = name if len(name) <= WIDE_NAME else name[: WIDE_NAME - 1] + "…"
+        return room_for_wide(shown) + shown.replace("$", r"\$")
+    return as_it_is("\n".join(textwrap.wrap(name, NAME_WIDTH, max_lines=2, placeholder=" …")))
+
+
+def height_of_names(names: Sequence[str]) -> float:
+    """The inches of each line, so that names on two lines have room."""
+    return 0.4 if any("\n" in name for name in names) else 0.3
 
 
 def funnel(bars: Sequence[Bar], path: Path) -> None:

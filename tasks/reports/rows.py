@@ -110,7 +110,7 @@ class Mean:
     """A number of a study's run, over its seeds, and compared with that of the base."""
 
     value: float  # NaN if no seed has the number
-    deviation: float  # of the sample; NaN unless several seeds have the number
+    deviation: float  # of the sample; NaN unless several seeds have the number; 0 for a model that was not trained
     count: int  # of the seeds that have it
     difference: float | None = None  # to the base; None if there is nothing to compare with
     error: float | None = None  # the standard error of the difference; NaN if unknown
@@ -120,9 +120,13 @@ class Mean:
 
         `is_same`: both are of the same models, so that their difference has no such error.
         """
-        variances = [one.deviation**2 / max(1, one.count) for one in (self, base)]
-        error = math.nan if is_same else math.sqrt(sum(variances))
+        error = math.nan if is_same else math.sqrt(self.variance + base.variance)
         return replace(self, difference=self.value - base.value, error=error)
+
+    @property
+    def variance(self) -> float:
+        """The variance of the mean; NaN if unknown."""
+        return self.deviation**2 / max(1, self.count)
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ class RunMeans:
     problem: str
     models: list[str]
     means: dict[str, Mean]  # by column of runs.parquet
+    trained: bool = True  # False: its model was measured as it is
 
     def value(self, name: str) -> float:
         """The mean of a column."""
@@ -163,6 +168,7 @@ class RunMeans:
             "failed": self.failed,
             "problem": self.problem,
             "models": self.models,
+            "trained": self.trained,
         }
         for name, mean in self.means.items():
             row[name] = mean.value
@@ -172,3 +178,19 @@ class RunMeans:
                 row[f"{name} difference"] = mean.difference
                 row[f"{name} error"] = mean.error
         return row
+
+
+class StudyScore(NamedTuple):
+    """A score of a run of a study, the mean over its models."""
+
+    run: str
+    column: str
+    metric: str
+    value: float  # times 100
+    low: float  # the ends of the 95 % interval over the examples, means over the models
+    high: float
+    majority: float
+    is_weak: bool  # not better than the majority's, for one of the models
+    examples: int  # of validation
+    seeds: int  # of finetuning, of each model
+    mean: Mean  # over the models

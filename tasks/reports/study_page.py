@@ -1,15 +1,19 @@
 """The page of a study: its tables, and what to know before comparing its runs. The template has the sentences."""
 
-import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.wording import budget, counted
 from tasks.glue.table import TASKS
+from tasks.reports import plots
 from tasks.reports.losses import reads_no_context, vocabularies_differ
-from tasks.reports.markdown import Marked, code, short
-from tasks.reports.rows import LOSS, RunMeans
-from tasks.reports.scores import COLUMNS
+from tasks.reports.markdown import Marked, escape, short
+from tasks.reports.rows import LOSS, RunMeans, StudyScore
+from tasks.reports.scores import COLUMNS, METRICS, WEAK
+from tasks.reports.study_verdicts import Answer, best_loss, best_score, loss_difference, score_difference
+from tasks.reports.study_words import settings_table, words_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,36 +26,55 @@ UNITS = {
     "seconds": (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)),
 }
 EQUAL = 0.02  # runs whose operations differ by less have equal ones, as batches are whole
+MOST_ANSWERS = 3  # scores of which the head of the page names the best run
+MOST_LINES = 60  # of the picture of scores, and of a table of them that isn't folded
+VERDICTS = {
+    "clear": "{}",
+    "clear bounds": "{}",
+    "chance": "may be chance",
+    "one seed": "one seed",
+    "open bounds": "open",
+    "equal": "equal",
+    "no interval": "no interval",
+}
 
 
 def page_values(
     about: dict[str, Any],
     rows: "pd.DataFrame",
     means: list[RunMeans],
+    scores: list[StudyScore],
     law: dict[str, Any] | None,
     has_curves: bool,
 ) -> dict[str, Any]:
     """What the template of the page shows. `about`: the params of the page."""
     members = about["members"]
-    measured = [line for line in means if math.isfinite(line.loss)]
-    best = min(measured, key=lambda line: line.loss)
     names = {one["run"]: [one["run"], *one["also"]] for one in members}
     partial = {note for notes in rows["partial"] for note in notes}
+    has_many = len(scores) > MOST_LINES
     return {
         **about,
         **cautions(rows, means),
         "runs": counted(len(means), "run"),
         "first": means[0].run,
-        "best": best,
-        "rivals": rivals_of(best, means),
+        "loss": best_loss(means),
+        "best_scores": best_scores(means, scores),
         "several": have_several_seeds(means),
-        "losses": loss_table(means, about["published"], names),
-        "scores": score_table(means, score_columns(rows)),
+        "losses": loss_table(means, names),
+        "costs": cost_section(means),
+        "scores": score_table(means, score_columns(rows)) if has_many else [],
+        "tables": interval_tables(means, scores),
+        "finetuned": sorted({score.seeds for score in scores}),
+        "mark": WEAK,
+        "named": named,
+        "axes": ordered_axes(rows) if has_curves else [],
         "partial": [Marked(note) for note in sorted(partial)],
         "weak": weak_scores(rows),
         "problems": problems(rows),
-        "changes": changes(members),
-        "has_curves": has_curves,
+        "words": words_table(about, rows),
+        "settings": settings_table(members),
+        "findings": [{"run": run, "the paper's finding": found} for run, found in about["published"].items()],
+        "by_seed": seed_table(rows),
         "law": law,
         "law_rows": law_table(law or {}),
         "artifacts": artifact_table(rows),
@@ -61,46 +84,87 @@ def page_values(
 def cautions(rows: "pd.DataFrame", means: list[RunMeans]) -> dict[str, Any]:
     """What to know before comparing the runs; the template has the sentences."""
     done = rows[rows["model"].ne("")]
+    trained = done[done["trained"]]
     finished = [line for line in means if line.seeds]
-    by_length = sorted(finished, key=lambda line: (line.length_nats, line.run))
-    budgets = sorted(set(zip(done["budget_unit"], done["budget"], strict=True)))
-    operations = done["operations"]
+    measured = [line for line in finished if math.isfinite(line.loss)]
+    by_length = sorted(measured or finished, key=lambda line: (line.length_nats, line.run))
+    budgets = sorted(set(zip(trained["budget_unit"], trained["budget"], strict=True)))
+    operations = trained["operations"]
+    texts = done["text"].nunique()
     return {
-        "base": finished[0].run,
+        "base": (measured or finished)[0].run,
         "early": [
             line.run
-            for line in finished
-            if reads_no_context(line.loss, line.length_nats, line.value("by_frequencies"))
+            for line in measured
+            if line.trained and reads_no_context(line.loss, line.length_nats, line.value("by_frequencies"))
         ],
         "lengths": (by_length[0], by_length[-1]),
         "has_bounds": have_bounds(means),
+        "untrained": [line.run for line in finished if not line.trained],
+        "new_heads": list(dict.fromkeys(done["run"][done["new_head"]])),
         "budgets": [budget(amount, kind) for kind, amount in budgets],
-        "in_hours": set(done["budget_unit"]) == {"hours"},
+        "in_hours": set(trained["budget_unit"]) == {"hours"},
         "unequal_operations": operations.max() > (1 + EQUAL) * operations.min(),
-        "common_text": done["evaluation"].ne("").any(),
-        "short": done["short"].any(),
+        "common_text": done["evaluation"].ne("").any() and texts > 1,
+        "short": done["short"].any() and done["evaluation"].ne("").any(),
+        "doubts": sorted(set(done["doubt"]) - {""}),
         "devices": sorted(set(done["device"])),
     }  # fmt: skip
 
 
+def best_scores(means: list[RunMeans], scores: list[StudyScore]) -> list[tuple[str, str, bool, Answer]]:
+    """The column, the metric, whether the majority is as good, and the best run of the average or of some scores.
+
+    Of more scores than MOST_ANSWERS without an average, there is no answer.
+    """
+    columns = list(dict.fromkeys(score.column for score in scores))
+    lines = [line for line in means if AVERAGE in line.means and line.means[AVERAGE].count]
+    found = []
+    if lines:
+        means_of_nine = [
+            StudyScore(
+                line.run, "GLUE", "average of nine", line.value(AVERAGE), math.nan, math.nan, math.nan, False, 0, 0,
+                line.means[AVERAGE],
+            )
+            for line in lines
+        ]  # fmt: skip
+        columns = []
+        best = best_score(means_of_nine)
+        if best:
+            found.append(("GLUE", "average of nine", False, best))
+    if len(columns) > MOST_ANSWERS:
+        return found
+    for column in columns:
+        own = [score for score in scores if score.column == column]
+        best = best_score(own)
+        if best:
+            [weak] = [score.is_weak for score in own if score.run == best.best]
+            found.append((column, METRICS[own[0].metric], weak, best))
+    return found
+
+
+def named(runs: Sequence[str]) -> Marked:
+    """The names of runs in a sentence."""
+    return Marked(", ".join(f"**{escape(run)}**" for run in runs))
+
+
+def ordered_axes(rows: "pd.DataFrame") -> list[str]:
+    """The axes of the curves: first that of the budget, which is fair to all runs."""
+    by_unit = {"hours": "seconds", "flops": "operations", "tokens": "tokens"}
+    units = set(rows["budget_unit"][rows["trained"]].dropna())
+    first = by_unit[units.pop()] if len(units) == 1 else "tokens"
+    return [first, *(axis for axis in UNITS if axis != first)]
+
+
 def have_several_seeds(means: list[RunMeans]) -> bool:
     """Whether some run has several seeds, so that there is a spread."""
-    return any(line.seeds > 1 for line in means)
+    return any(line.seeds > 1 and line.trained for line in means)
 
 
 def have_bounds(means: list[RunMeans]) -> bool:
     """Whether the runs have different vocabularies, so that a loss says no more than bounds of the true one."""
-    lengths = [line.length_nats for line in means if line.seeds]
-    return vocabularies_differ(min(lengths), max(lengths))
-
-
-def rivals_of(best: RunMeans, means: list[RunMeans]) -> list[str]:
-    """The runs with another vocabulary that may be as good as the best one: its loss isn't below their lower bound."""
-    return [
-        line.run
-        for line in means
-        if line.seeds and vocabularies_differ(line.length_nats, best.length_nats) and line.least <= best.loss
-    ]
+    lengths = [line.length_nats for line in means if line.seeds and math.isfinite(line.loss)]
+    return bool(lengths) and vocabularies_differ(min(lengths), max(lengths))
 
 
 def problems(rows: "pd.DataFrame") -> list[str]:
@@ -119,24 +183,53 @@ def problems(rows: "pd.DataFrame") -> list[str]:
 def weak_scores(rows: "pd.DataFrame") -> list[str]:
     """The scores of each run that don't beat the majority baseline."""
     weak = rows[rows["weak"].ne("")]
-    return sorted({f"{run}: {columns}" for run, columns in zip(weak["run"], weak["weak"], strict=True)})
+    return sorted({f"{run} ({columns})" for run, columns in zip(weak["run"], weak["weak"], strict=True)})
+
+
+# Pictures
+
+
+def chart_of_losses(rows: "pd.DataFrame", means: list[RunMeans], out: Path) -> None:
+    """Draw the losses of the runs, if several have one."""
+    measured = [line for line in means if math.isfinite(line.loss)]
+    if len(measured) < 2:
+        return
+    lowest = min(line.loss for line in measured)
+    has_bounds = have_bounds(means)
+    lines = [
+        plots.LossLine(
+            line.run,
+            line.loss,
+            rows[LOSS][rows["run"].eq(line.run)].dropna().tolist() if line.trained else [],
+            line.least if has_bounds else None,
+            line.loss == lowest,
+        )
+        for line in measured
+    ]
+    plots.run_losses(lines, out / "losses.svg")
+
+
+def chart_of_scores(means: list[RunMeans], scores: list[StudyScore], out: Path) -> None:
+    """Draw the scores of the runs with their intervals, by task, if they are not too many."""
+    if 1 < len(scores) <= MOST_LINES:
+        plots.run_scores(scores, out / "scores.svg")
 
 
 # Cells
 
 
-def with_spread(value: float, deviation: float, digits: int, sign: str = "") -> str | None:
-    """A number with its deviation or error, if there is one; None for a missing number."""
-    if not math.isfinite(value):
-        return None
-    shown = f"{value:{sign}.{digits}f}"
-    return f"{shown} ± {deviation:.{digits}f}" if math.isfinite(deviation) else shown
+def number(value: float, digits: int, sign: str = "") -> str | None:
+    """A number with so many digits; None for a missing one."""
+    return f"{value:{sign}.{digits}f}" if math.isfinite(value) else None
 
 
 def mean_cell(line: RunMeans, name: str, digits: int) -> str | None:
-    """A run's mean of a column ± its deviation."""
+    """A run's mean of a column ± its deviation, if it was trained with several seeds."""
     mean = line.means[name]
-    return with_spread(mean.value, mean.deviation, digits)
+    shown = number(mean.value, digits)
+    if shown and line.trained and math.isfinite(mean.deviation):
+        shown += f" ± {mean.deviation:.{digits}f}"
+    return shown
 
 
 def difference_cell(line: RunMeans, name: str, digits: int) -> str | None:
@@ -144,12 +237,21 @@ def difference_cell(line: RunMeans, name: str, digits: int) -> str | None:
     mean = line.means[name]
     if mean.difference is None or mean.error is None:
         return None
-    return with_spread(mean.difference, mean.error, digits, "+")
+    shown = number(mean.difference, digits, "+")
+    return f"{shown} ± {mean.error:.{digits}f}" if shown and math.isfinite(mean.error) else shown
 
 
-def seeds_cell(line: RunMeans) -> int | str:
-    """The number of seeds with a result; "2 of 3" if some failed."""
-    return f"{line.seeds} of {line.seeds + line.failed}" if line.failed else line.seeds
+def seeds_cell(line: RunMeans) -> int | str | None:
+    """The number of seeds with a result; "2 of 3" if some failed; None for a model that was not trained."""
+    if line.failed:
+        return f"{line.seeds} of {line.seeds + line.failed}"
+    return line.seeds if line.trained else None
+
+
+def verdict_cell(kind: str, value: float, is_loss: bool) -> str:
+    """What a difference is worth: `better`, `worse`, or why neither is known."""
+    is_better = (value < 0) == is_loss
+    return VERDICTS[kind].format("better" if is_better else "worse")
 
 
 def unit(kind: str, largest: float) -> tuple[str, float]:
@@ -161,49 +263,66 @@ def unit(kind: str, largest: float) -> tuple[str, float]:
 
 
 def cost_table(means: list[RunMeans]) -> list[dict[str, str | None]]:
-    """The mean cost of each run, all in the same units."""
+    """The mean cost of each run, all in the same units; of a model that was not trained, its size."""
     done = [line for line in means if line.seeds]
     work, of_work = unit("operations", max(line.value("operations") for line in done))
     time, of_time = unit("seconds", max(line.value("seconds") for line in done))
-    rows: list[dict[str, str | None]] = []
-    for line in means:
-        if line.seeds:
-            row = {
-                "parameters": short(line.value("parameters")),
-                "tokens": short(line.value("tokens")),
-                work: f"{line.value('operations') / of_work:.3g}",
-                time: f"{line.value('seconds') / of_time:.3g}",
-                "tokens/s": f"{line.value('tokens_per_second'):,.0f}",
-            }
-            rows.append({**row})
-        else:
-            rows.append(dict.fromkeys(("parameters", "tokens", work, time, "tokens/s")))
-    return rows
-
-
-def loss_table(means: list[RunMeans], published: dict[str, str], names: dict[str, list[str]]) -> list[dict]:
-    """The losses and costs, a row for each run. `names`: all names of each run.
-
-    Where vocabularies differ, it also has the least that each loss may be.
-    """
-    difference = "difference ± error" if have_several_seeds(means) else "difference"
-    has_bounds = have_bounds(means)
+    names = ("parameters", "tokens", work, time, "tokens/s")
     rows = []
-    for line, cost in zip(means, cost_table(means), strict=True):
-        row: dict[str, object] = {
-            "run": " = ".join(names[line.run]),
-            "seeds": seeds_cell(line),
-            "nats per byte": mean_cell(line, LOSS, 4),
-            difference: difference_cell(line, LOSS, 4),
-        }
-        if has_bounds:
-            row["at least"] = with_spread(line.least, math.nan, 4)
-        row |= cost
-        if published:
-            found = [published[name] for name in names[line.run] if name in published]
-            row["the paper"] = "; ".join(found) or None
+    for line in means:
+        row: dict[str, str | None] = dict.fromkeys(names)
+        if line.seeds:
+            row |= {"parameters": short(line.value("parameters")), "tokens": short(line.value("tokens"))}
+        if line.seeds and line.trained:
+            row[work] = f"{line.value('operations') / of_work:.3g}"
+            row[time] = f"{line.value('seconds') / of_time:.3g}"
+            row["tokens/s"] = f"{line.value('tokens_per_second'):,.0f}"
         rows.append(row)
     return rows
+
+
+def cost_section(means: list[RunMeans]) -> list[dict[str, str | None]]:
+    """The costs, a row for each run that has a result."""
+    return [{"run": line.run, **cost} for line, cost in zip(means, cost_table(means), strict=True) if line.seeds]
+
+
+def loss_table(means: list[RunMeans], names: dict[str, list[str]]) -> list[dict]:
+    """The losses, a row for each run. `names`: all names of each run.
+
+    With several seeds it has deviations, and intervals of the differences; where vocabularies differ, the least that
+    each loss may be.
+    """
+    has_spread = have_several_seeds(means)
+    has_bounds = have_bounds(means)
+    base = next((line for line in means if math.isfinite(line.loss)), None)
+    rows = []
+    for line in means:
+        mean = line.means[LOSS]
+        row: dict[str, object] = {"run": " = ".join(names[line.run]), "seeds": seeds_cell(line)}
+        row["nats per byte"] = number(line.loss, 4)
+        if has_spread:
+            row["deviation"] = number(mean.deviation, 4) if line.trained else None
+        if has_bounds:
+            row["at least"] = number(line.least, 4)
+        row["difference"] = None if mean.difference is None else number(mean.difference, 4, "+")
+        if has_spread or has_bounds:
+            row |= loss_verdict(line, base, has_spread)
+        rows.append(row)
+    return rows
+
+
+def loss_verdict(line: RunMeans, base: RunMeans | None, has_spread: bool) -> dict[str, object]:
+    """The interval of a run's difference to the base, and what it is worth."""
+    cells: dict[str, object] = {"from": None, "to": None} if has_spread else {}
+    cells["verdict"] = None
+    if base is None or line is base or not math.isfinite(line.loss):
+        return cells
+    found = loss_difference(line, base)
+    if has_spread:
+        cells["from"] = number(found.low, 4, "+")
+        cells["to"] = number(found.high, 4, "+")
+    cells["verdict"] = verdict_cell(found.kind, found.value, is_loss=True)
+    return cells
 
 
 def score_columns(rows: "pd.DataFrame") -> list[str]:
@@ -214,28 +333,64 @@ def score_columns(rows: "pd.DataFrame") -> list[str]:
 
 
 def score_table(means: list[RunMeans], scores: list[str]) -> list[dict]:
-    """The scores, a row for each run, with the differences of the average or the only score; empty without scores."""
+    """The scores, a row for each run, with the differences of the average or the first score."""
     rows: list[dict] = []
-    if not scores:
-        return rows
     first = scores[0]
     for line in means:
-        row: dict[str, object] = {"run": line.run, "models": max(line.means[name].count for name in scores)}
+        row: dict[str, object] = {"run": line.run}
         for name in scores:
-            row[name.removeprefix(SCORE)] = mean_cell(line, name, 1)
-        row[f"{first.removeprefix(SCORE)}, difference"] = difference_cell(line, first, 1)
+            row[name.removeprefix(SCORE)] = number(line.value(name), 1)
+        difference = line.means[first].difference
+        row[f"{first.removeprefix(SCORE)}, difference"] = None if difference is None else number(difference, 1, "+")
         rows.append(row)
     return rows
 
 
-def changes(members: list[dict]) -> list[dict]:
-    """The changed fields of each run."""
-    rows = []
-    for run, changed in {one["run"]: one["changes"] for one in members}.items():
-        if changed:
-            fields = [code(f"{name} = {json.dumps(value)}") for name, value in changed.items()]
-            rows.append({"run": run, "changed fields": Marked(", ".join(fields))})
-    return rows
+def interval_tables(means: list[RunMeans], scores: list[StudyScore]) -> list[dict[str, Any]]:
+    """A table for each task: the scores of the runs with their intervals, and how each differs from the first run's."""
+    tables = []
+    for column in dict.fromkeys(score.column for score in scores):
+        own = {score.run: score for score in scores if score.column == column}
+        base = next(iter(own.values()))
+        about = {
+            "title": f"{column}, {METRICS[base.metric]}",
+            "majority": base.majority,
+            "examples": base.examples,
+            "rows": [score_row(line.run, own.get(line.run), base) for line in means],
+        }
+        tables.append(about)
+    return tables
+
+
+def score_row(run: str, score: StudyScore | None, base: StudyScore) -> dict[str, object]:
+    """A row of a table of scores with intervals; of a run without a score, without numbers."""
+    row: dict[str, object] = dict.fromkeys(("run", "score", "low", "high", "difference", "from", "to", "verdict"))
+    row["run"] = run
+    if not score:
+        return row
+    row |= {"score": number(score.value, 1), "low": number(score.low, 1), "high": number(score.high, 1)}
+    if score.is_weak:
+        row["score"] = f"{row['score']}{WEAK}"
+    if score is not base:
+        found = score_difference(score, base)
+        row["difference"] = number(found.value, 1, "+")
+        row["from"] = number(found.low, 1, "+")
+        row["to"] = number(found.high, 1, "+")
+        row["verdict"] = verdict_cell(found.kind, found.value, is_loss=False)
+    return row
+
+
+def seed_table(rows: "pd.DataFrame") -> list[dict]:
+    """The losses and scores of each run and seed."""
+    found = []
+    scores = score_columns(rows)
+    for row in rows[rows["model"].ne("")].to_dict("records"):
+        line: dict[str, object] = {"run": row["run"], "seed": row["seed"]}
+        line["nats per byte"] = number(row[LOSS], 4) if row[LOSS] is not None else None
+        line |= {"steps": int(row["steps"]), "tokens": short(row["tokens"])}
+        line |= {name.removeprefix(SCORE): number(row[name], 1) for name in scores}
+        found.append(line)
+    return found
 
 
 def law_table(law: dict[str, Any]) -> list[dict]:
@@ -259,19 +414,21 @@ def artifact_table(rows: "pd.DataFrame") -> list[dict]:
 def brief_table(means: list[RunMeans]) -> list[dict]:
     """The rows that the terminal and the page of a Prefect run show; of a problem, the first sentence."""
     shown = {"tokens"} | {name for name, _ in UNITS["seconds"]}  # of the costs
+    scores = [name for name in means[0].means if name.startswith(SCORE)]
+    scores = [AVERAGE] if AVERAGE in scores else scores[:MOST_ANSWERS]
     table = []
     for line, cost in zip(means, cost_table(means), strict=True):
         row: dict[str, object] = {
             "run": line.run,
-            "seeds": seeds_cell(line),
+            "seeds": seeds_cell(line) or "–",
             "nats per byte": mean_cell(line, LOSS, 4) or "",
             "difference": difference_cell(line, LOSS, 4) or "",
         }
         for name, value in cost.items():
             if name in shown:
                 row[name] = value or ""
-        if AVERAGE in line.means:
-            row["average"] = mean_cell(line, AVERAGE, 1) or ""
+        for name in scores:
+            row[name.removeprefix(SCORE)] = mean_cell(line, name, 1) or ""
         row["problem"] = line.problem.partition(". ")[0]
         table.append(row)
     return table
