@@ -264,11 +264,9 @@ def test_a_report_of_a_real_run_on_a_probe_has_a_funnel_that_adds_up_and_nothing
     row = rows_of(scored[0]).iloc[0]
     folder = artifact_named(row["report"]).path
     page = (folder / "report.md").read_text()
-    assert re.findall("^## (.*)$", page, flags=re.M) == [
-        "Probes (these are not GLUE)", "Rules of the game", "Recipe", "Budget", "Curves",
-        "Confusion tables", "Data funnel", "Text of the downstream data in the corpus", "Lineage",
-        "Every run",
-    ]  # fmt: skip
+    sections = re.findall("^##+ (.*)$", page, flags=re.M)
+    assert {"Scores", "Data funnel", "Lineage"} <= set(sections)
+    assert [name for name in sections if "GLUE" in name] == ["Probes (these are not GLUE)"]
     about = json.loads((folder / "report.json").read_text())
     assert about["average"] is None
     assert about["contamination"]["checked"] is False
