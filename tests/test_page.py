@@ -40,18 +40,24 @@ NETWORK = {"script", "link", "img", "iframe", "object", "video", "audio"}  # tag
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """Opens a document, and returns it as the browser has it then."""
+def browser_program() -> str:
+    """The path of a browser."""
     names = ("chromium", "chromium-browser", "google-chrome")
     program = next(filter(None, map(shutil.which, names)), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(names)} is on the path")
+    return program
+
+
+@pytest.fixture(scope="module")
+def browser(browser_program, tmp_path_factory):
+    """Opens a document, and returns it as the browser has it then."""
 
     def look(text: str, dark: bool = False) -> str:
         folder = tmp_path_factory.mktemp("browser")
         (folder / "page.html").write_text(text)
         scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-        command = [program, *FLAGS, scheme, f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1000"]
+        command = [browser_program, *FLAGS, scheme, f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1000"]
         done = subprocess.run([*command, f"file://{folder / 'page.html'}"], capture_output=True, text=True, timeout=300)
         assert "<html" in done.stdout, done.stderr[-2000:]
         return done.stdout
@@ -177,6 +183,23 @@ def test_sections_after_a_rule_are_folded_and_a_first_list_of_numbers_is_cards()
     assert [about["href"] for name, about in found if name == "a"] == ["#a"], "what is folded stands below, all of it"
     assert [about.get("class") for name, about in found if name == "ul"] == ["cards", None]
     assert [about["class"] for name, about in found if name == "blockquote"] == ["wrong"]
+
+
+def test_folded_sections_are_open_in_print(browser_program, tmp_path):
+    lines = "\n\n".join(f"line {number}" for number in range(400))
+    sizes = {}
+    for name, folded in (("closed", ""), ("folded", f"---\n\n## a\n\n{lines}\n")):
+        (tmp_path / "page.html").write_text(page(f"# t\n\nfirst\n\n{folded}", "x"))
+        flags = [flag for flag in FLAGS if flag != "--dump-dom"]
+        command = [browser_program, *flags, f"--user-data-dir={tmp_path}/profile"]
+        printed = tmp_path / f"{name}.pdf"
+        done = subprocess.run(
+            [*command, f"--print-to-pdf={printed}", f"file://{tmp_path}/page.html"], capture_output=True, timeout=300
+        )
+        assert printed.exists(), done.stderr[-2000:]
+        sizes[name] = len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes()))
+    assert sizes["closed"] == 1
+    assert sizes["folded"] > 5
 
 
 def test_text_runs_in_the_direction_of_its_script():

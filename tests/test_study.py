@@ -268,6 +268,13 @@ def test_a_report_of_a_real_run_on_a_probe_has_a_funnel_that_adds_up_and_nothing
     assert {"Scores", "Data funnel", "Lineage"} <= set(sections)
     assert [name for name in sections if "GLUE" in name] == ["Probes (these are not GLUE)"]
     about = json.loads((folder / "report.json").read_text())
+    held_out = "\n".join(pd.read_parquet(artifact_named(row["model"]).path / "heldout.parquet")["text"])
+    assert about["blanks"]
+    for blank in about["blanks"]:
+        assert blank["before"] + blank["word"] + blank["after"] in held_out
+    [answers] = about["examples"]
+    right = sum(counts[i] for i, counts in enumerate(about["confusion"]["neighbours"]))
+    assert answers["examples"] - answers["mistakes"] == right
     assert about["average"] is None
     assert about["contamination"]["checked"] is False
     passed = {line["stage"]: line["documents"] for line in about["funnel"]}

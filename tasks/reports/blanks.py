@@ -137,10 +137,11 @@ def hidden_in(
 ) -> list[Hidden]:
     """The first sentences of a document, by digest, that can have a blank. `seen`: those to leave out; grows."""
     found: list[Hidden] = []
+    unknown = specials_of(tokenizer).unk
     for sentence in sorted(set(divide(document[:BEGINNING])), key=digest):
         if sentence in seen or not is_prose(sentence):
             continue
-        hidden = hide(sentence, tokenizer)
+        hidden = hide(sentence, tokenizer, unknown)
         if hidden and len(hidden.ids) <= length - 2:
             seen.add(sentence)
             found.append(hidden)
@@ -180,9 +181,8 @@ def is_prose(sentence: str) -> bool:
     return letters >= LEAST_LETTERS * len(sentence)
 
 
-def hide(sentence: str, tokenizer: "Tokenizer") -> Hidden | None:
-    """The sentence with the word to hide; None if it has none, or the vocabulary doesn't read all of it."""
-    unknown = specials_of(tokenizer).unk
+def hide(sentence: str, tokenizer: "Tokenizer", unknown: int) -> Hidden | None:
+    """The sentence with the word to hide; None if it has none, or a word that is `unknown`, [UNK]."""
     ids, owners, _ = divide_text(sentence, tokenizer, unknown)
     spans = words_in(sentence)
     words = [sentence[begin:end] for begin, end in zip(spans.begins.tolist(), spans.ends.tolist(), strict=True)]

@@ -59,7 +59,7 @@ def score_card(one: Comparison) -> Card:
     if one.other:
         facts.append(f"no pretraining {one.other['score']:.1f}")
     facts.append(f"always the same answer {row['majority'][metric]:.1f}")
-    return Card(f"{row['score']:.1f}", f"{row['column']}, {METRICS[metric]} times 100", "; ".join(facts))
+    return Card(f"{row['score']:.1f}", f"{row['column']}, {METRICS[metric]} (of 100)", "; ".join(facts))
 
 
 # The held-out loss
