@@ -273,6 +273,22 @@ def test_doubts_about_text_are_said(folder: Path, name: str):
     assert words in cram_init("letters")
 
 
+def test_labels_in_other_words_than_the_text_and_among_it_are_said(folder: Path):
+    write(folder, {"a.txt": "\n".join(CYRILLIC).encode(), "t.csv": csv({"text": TEXTS, "label": CLASSES})})
+    said = cram_init("a.txt", "--labels", "t.csv")
+    assert "of the words in the labelled texts occur" in said
+    assert "t: its rows" not in said
+    said = cram_init("t.csv", "--labels", "t.csv", "--force")
+    assert "t: its rows are also among the text" in said
+    assert "of the words in the labelled texts occur" not in said
+
+
+def test_a_log_among_the_text_is_said(folder: Path):
+    log = "\n".join(f"2024-03-05 10:12:{i % 60:02d} INFO {text}" for i, text in enumerate(TEXTS))
+    write(folder, letters(TEXTS) | {"letters/server.txt": log.encode()})
+    assert "a date and a time in front of its lines" in cram_init("letters")
+
+
 def test_an_existing_file_stays_unless_forced(folder: Path):
     write(folder, letters(TEXTS) | {"my.toml": b"mine"})
     with pytest.raises(InputError, match=r"my\.toml exists"):

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.common import say
+from flows.cli.common import console, say
 from model.errors import InputError
 from model.wording import printable
 
@@ -206,10 +207,17 @@ def print_findings(made: "Draft", out: Path) -> None:
     """Print what was found, what to look at, and the next command."""
     for name, lines in (("Text", made.text), ("Labels", made.labels)):
         for line in lines:
-            say(f"{name}: {line}")
+            say(fitted(f"{name}: {line}"))
     if made.doubts:
         say("\nPlease check:")
         for doubt in made.doubts:
-            say(f"- {doubt}")
+            say(fitted(f"- {doubt}"))
     say(f"\nWrote {out}: recipe {made.recipe}, {made.budget} of training. Next:")
     say(f"    cram run {shown(out)}")
+
+
+def fitted(text: str) -> str:
+    """A text in lines that fit the terminal; elsewhere, in one line."""
+    if not console.is_terminal:
+        return text
+    return textwrap.fill(text, console.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

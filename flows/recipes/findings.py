@@ -11,6 +11,8 @@ from tasks.corpus.overview import TextOverview
 from tasks.glue.overview import TaskOverview
 from tasks.glue.reading import Data
 from tasks.glue.table import LABEL
+from tasks.text import words
+from tasks.text.words import Normaliser
 from tasks.text.writing import Writing, writing_of
 
 LITTLE = 1e6  # characters of text, which are too few for a good model
@@ -20,6 +22,8 @@ FEW_ROWS = 10  # of a class
 FEW_LABELS = 200  # rows
 MOST_OF_ONE = 0.9  # of the rows in one class
 REPEATED = 0.05  # of the documents, from which repetitions are said
+KNOWN = 0.6  # of the words in labelled texts, that should occur in the text
+UNICODE = Normaliser(characters="unicode")
 SHORT = 40  # characters, the median of documents that are hardly texts
 WORDS = {"classes": "classes", "multilabel": "classes, several for a text", "tokens": "tags"}
 
@@ -132,7 +136,10 @@ def doubts_on(found: Found) -> list[str]:
             "with more text of its kind, or begin from a public encoder: --start google-bert/bert-base-uncased."
         )
     for task in found.tasks:
-        doubts += [f"{task.definition.name}: {doubt}" for doubt in [*task.doubts, *doubts_on_columns(task)]]
+        name = task.definition.name
+        doubts += [f"{name}: {doubt}" for doubt in [*task.doubts, *doubts_on_columns(task)]]
+        if found.text:
+            doubts += [f"{name}: {doubt}" for doubt in doubts_on_both(found.text, task)]
         if task.data:
             doubts += doubts_on_labels(task, task.data)
     return doubts
@@ -163,6 +170,36 @@ def doubts_on_columns(task: TaskOverview) -> list[str]:
         if others:
             doubts.append(f"the {name} is taken from the column {chosen}; it could also be {first(others)}.")
     return doubts
+
+
+def doubts_on_both(text: TextOverview, task: TaskOverview) -> list[str]:
+    """What may be wrong with labelled rows beside this text."""
+    doubts = []
+    if task.texts:
+        known = share_of_known(text.texts, task.texts)
+        if known < KNOWN:
+            doubts.append(
+                f"only {percent(known)} of the words in the labelled texts occur in the text that was looked at; does "
+                "it have the same language and subject?"
+            )
+    own_files = {path.resolve() for path in task.train}
+    if own_files & {path.resolve() for path in text.paths}:
+        doubts.append(
+            "its rows are also among the text. Those that are held out are taken out of the text, but for those of "
+            "fewer than 13 words."
+        )
+    return doubts
+
+
+def share_of_known(texts: list[str], others: list[str]) -> float:
+    """The share of the words in other texts that occur in texts."""
+    known = set(words.count(texts, UNICODE)["word"].to_pylist())
+    counts = words.count(others, UNICODE)
+    total = found = 0
+    for word, count in zip(counts["word"].to_pylist(), counts["count"].to_pylist(), strict=True):
+        total += count
+        found += count * (word in known)
+    return found / max(1, total)
 
 
 def doubts_on_labels(task: TaskOverview, data: Data) -> list[str]:

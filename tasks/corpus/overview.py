@@ -18,11 +18,11 @@ import xxhash
 
 from model.errors import InputError
 from tasks.corpus import texts
-from tasks.corpus.columns import text_column
+from tasks.corpus.columns import first_of, text_column
 from tasks.corpus.containers import content_of, head_of, open_raw, reading
 from tasks.corpus.documents import Found, Options, Records, read_file
 from tasks.corpus.kinds import FORMATS, MARKUP, NO_TEXT, ROWS, TEXT, ending, family, form_of, unmarked_utf_16
-from tasks.corpus.local import Local, local_files
+from tasks.corpus.local import NAMED, Local, local_files
 from tasks.corpus.losses import NOT_UTF8, NOTHING, UNREADABLE, Loss, Losses, Skipped
 from tasks.corpus.profile import Profile, profiles_of, prose_in
 from tasks.corpus.rows import records
@@ -60,6 +60,7 @@ class TextOverview:
     characters: float  # likewise
     is_all: bool  # the sample is the whole text
     sources: Counter[str]  # documents of the sample, by format and column
+    paths: list[Path] = field(default_factory=list)  # of the files
     column: str = ""  # with the text, in tables
     others: list[str] = field(default_factory=list)  # columns that may have it too
     doubts: list[str] = field(default_factory=list)
@@ -80,6 +81,7 @@ class Sample:
     flaws: dict[str, Loss] = field(default_factory=dict)  # of whole files, by name
     losses: list[Loss] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    doubts: dict[str, list[str]] = field(default_factory=dict)  # files by why they may not be prose
     documents: float = 0  # of the files that were looked at, whole
     characters: float = 0
     is_all: bool = True
@@ -89,8 +91,7 @@ class Sample:
         size = 0
         for number, record in enumerate(records):
             if isinstance(record, Found):
-                self.texts.append(record.text)
-                self.sources[f"{record.layout.form}, {record.layout.unit}"] += 1
+                self.take_document(record)
                 size += len(record.text)
             elif isinstance(record, Skipped):
                 self.skipped[record.kind] += 1
@@ -102,6 +103,17 @@ class Sample:
                 self.is_all = False
                 break
         return size
+
+    def take_document(self, found: Found) -> None:
+        """Take a document."""
+        form, unit, doubt = found.layout
+        self.texts.append(found.text)
+        self.sources[f"{form}, {unit}"] += 1
+        if doubt:
+            files = self.doubts.setdefault(doubt, [])
+            name = found.id.rpartition(":")[0]
+            if name not in files:
+                files.append(name)
 
 
 # Looking
@@ -122,6 +134,8 @@ def look_at_files(patterns: Sequence[str]) -> TextOverview:
         sample = read_sample(found, options, chosen)
     if options.encoding == GUESSED:
         doubts.append(doubt_of_encoding(sample.texts, ", ".join(patterns)))
+    for doubt, names in sample.doubts.items():
+        doubts.append(f"A text file {doubt}: {first_of(names, NAMED)}. Leave out what is not prose.")
     check(found, sample, ", ".join(patterns))
     settings = {name: value for name, value in vars(options).items() if value}
     share = len(chosen) / len(found.files)
@@ -135,6 +149,7 @@ def look_at_files(patterns: Sequence[str]) -> TextOverview:
         characters=sample.characters / share,
         is_all=sample.is_all and share == 1,
         sources=sample.sources,
+        paths=list(found.files.values()),
         column=column.name,
         others=list(column.others),
         doubts=doubts,
