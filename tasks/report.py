@@ -34,20 +34,32 @@ from tasks.store.lineage import origins
 from tasks.store.manifests import verify
 from tasks.text.holdout import measured_texts
 
+NOTHING: dict = {  # of what `quoted` returns
+    "blanks": [],
+    "no_blanks": "this report quotes no text (report.quote)",
+    "examples": [],
+    "dropped_samples": [],
+}
 BESIDE = ("BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)")  # in the picture of scores
 
 
 class Report(Params):
-    """The heading of the page."""
+    """The heading of the page, and whether it quotes."""
 
+    later = ("quote",)
     title: str = Field("crammed-bert", min_length=1, description="Heading of the page.")
+    quote: bool = Field(
+        True, description="Quote the text: held-out sentences, labelled examples, samples of what was dropped."
+    )
 
 
 @stage(version=13)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)
-    content = for_programs(params.title, runs, name, lineage) | quoted(artifact_named(name), lineage)
+    content = for_programs(params.title, runs, name, lineage)
+    content["text"] = funnel.described(lineage, texts_of(artifact_named(name)))
+    content |= quoted(artifact_named(name), lineage, runs) if params.quote else NOTHING
     steps = steps_of(name)
     pictures = draw(content, lineage, steps, out)
     values = for_people(content, lineage, runs) | quotations(content)
@@ -72,16 +84,15 @@ def steps_of(name: str) -> dict[str, np.ndarray] | None:
     return {column: columns[column].to_numpy() for column in columns.column_names}
 
 
-def quoted(model: Artifact, lineage: dict[str, dict]) -> dict:
-    """The contents of report.json that quote the text: what it is, blanks in it, samples of what was dropped."""
-    texts = texts_of(model)
+def quoted(model: Artifact, lineage: dict[str, dict], runs: list[Artifact]) -> dict:
+    """What quotes the text in report.json: blanks, answers to examples, samples of what was dropped."""
     blanks, no_blanks = blanks_of(model)
     found = [artifact_named(name) for name in lineage]
     folders = {artifact.stage: artifact.path for artifact in found if read_manifest(artifact) is not None}
     return {
-        "text": funnel.described(lineage, texts),
         "blanks": blanks,
         "no_blanks": no_blanks,
+        "examples": examples_of(scores.group_runs(runs)),
         "dropped_samples": [sample._asdict() for sample in funnel.samples(folders)],
     }
 
@@ -136,7 +147,6 @@ def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str,
         "contamination": funnel.contamination(lineage),
         "learning_curve": sections.learning_curve(rows),
         "confusion": confusion_of(groups),
-        "examples": examples_of(groups),
         "rules": kept,
         "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
         "params": {manifest["stage"]: manifest["params"] for manifest in lineage.values()},

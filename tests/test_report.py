@@ -329,6 +329,23 @@ def test_curves_are_drawn_from_the_models_folder_if_it_is_there(whole, mixed):
     assert "speed.svg" not in without
 
 
+@pytest.mark.parametrize("quote", [True, False])
+def test_a_report_quotes_the_text_unless_it_is_told_not_to(store, quote):
+    model = lineage()
+    filtered = "filter/00000000000a"
+    made(filtered, model[filtered], {"dropped.jsonl": json.dumps({"text": "a dropped text"})})
+    run = finetuned("sst2", 80.0, model=model)
+    answers = {"split": ["validation"], "row": [0], "sentence": ["a labelled text"], "label": [1], "prediction": [1]}
+    pq.write_table(pa.table(answers | {"scores": [[0.0, 2.0]]}), run.path / "predictions.parquet")
+    folder = report.fn(Report(quote=quote), [run]).path
+    for name in ("report.md", "report.html", "report.json"):
+        text = (folder / name).read_text()
+        assert ("a dropped text" in text, "a labelled text" in text) == (quote, quote)
+    page = (folder / "report.md").read_text()
+    assert ("This page quotes" in page) is quote
+    assert ("report.quote" in section(page, "Words filled in")) is not quote
+
+
 FILES = {"train": ["a"], "validation": ["b"]}
 
 
