@@ -236,7 +236,7 @@ def test_the_manual_says_how_many_parameters_a_recipe_has_and_operations_masked_
 
 @pytest.mark.parametrize(("name", "column"), [("crammed-bert", 5), ("modern", 6)])
 def test_the_manual_says_how_many_tokens_a_day_half_a_cards_peak_is(name: str, column: int):
-    cards = [row for row in cells("model", "GPUs") if row[2].endswith(" TFLOP/s")]
+    cards = [row for row in cells("model", "GPUs") if len(row) > column]
     for row in cards:
         a_day = 0.5 * 24 * 3600 * float(row[2].removesuffix(" TFLOP/s")) * 1e12
         assert row[column] == f"{a_day / operations(name) / 1e9:.1f} billion", row[0]
