@@ -26,6 +26,7 @@ EXAMPLE_OF_CHANGES = '{"filter": {"max_tokens_per_char": 0.25}}'
 LONGEST_SHOWN = 40  # characters of what was found
 QUOTES = 'In TOML, text stands in quotes, as in source = "files".'
 PATHS = (("download", "files"),)  # fields that hold paths only
+TASKS = ("finetune", "tasks")  # names, and definitions whose data may be paths
 MODELS = (("pretrain", "start"), ("vocabulary", "start"))  # a folder, or another name of a model
 DATA = (("download", "dataset"), ("finetune", "data"), ("decontaminate", "data"))  # a folder, or a name on the hub
 
@@ -141,6 +142,15 @@ def check_no_recipe(changes: dict[str, Any], name: str) -> None:
 def read_recipe_file(path: Path) -> RecipeFile:
     """A recipe file: a recipe, the changes to it by stage, and how far to run. Raises InputError for mistakes in it."""
     tables = read_tables(path)
+    until = tables.get("until")
+    check_names(tables, until, path)
+    changes = {stage: fields for stage, fields in tables.items() if stage in STAGES}
+    use = use_of(tables.get("use", {}), path)
+    return RecipeFile(tables[RECIPE], checked(changes, path), until, use)
+
+
+def check_names(tables: dict[str, Any], until: Any, path: Path) -> None:
+    """Raise InputError for unknown fields, recipes and stages in a recipe file, and if it names no recipe."""
     fields = [*ABOUT_THE_RUN, *STAGES]
     for name in tables:
         if name not in fields:
@@ -149,13 +159,10 @@ def read_recipe_file(path: Path) -> RecipeFile:
         raise InputError(f"{path} names no recipe. Begin it with a line such as {EXAMPLE}.")
     try:
         check_name("recipe", tables[RECIPE], list(DELTAS))
-        until = tables.get("until")
         if until is not None:
             check_name("stage", until, STAGES)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    changes = {stage: fields for stage, fields in tables.items() if stage in STAGES}
-    return RecipeFile(tables[RECIPE], checked(changes, path), until, use_of(tables.get("use", {}), path))
 
 
 def expected(fields: list[str]) -> str:
@@ -199,16 +206,21 @@ def checked(changes: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def from_folder(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Changes whose paths count from a folder, as changes whose paths count from the working directory."""
-    moved = {stage: dict(fields) for stage, fields in changes.items()}
+    return {stage: moved_stage(stage, fields, folder) for stage, fields in changes.items()}
 
-    def move(fields: tuple[tuple[str, str], ...], how: Callable[[Any], Any]) -> None:
-        for stage, name in fields:
-            if name in moved.get(stage, {}):
-                moved[stage][name] = how(moved[stage][name])
 
-    move(PATHS, lambda paths: [within(path, folder) for path in paths])
-    move((*MODELS, *DATA), lambda name: folder_or_name(name, folder))
-    move((("finetune", "tasks"),), lambda tasks: [moved_task(task, folder) for task in tasks])
+def moved_stage(stage: str, fields: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The changes to a stage, as in `from_folder`."""
+    moved: dict[str, Any] = {}
+    for name, value in fields.items():
+        if (stage, name) in PATHS:
+            moved[name] = [within(path, folder) for path in value]
+        elif (stage, name) in (*MODELS, *DATA):
+            moved[name] = folder_or_name(value, folder)
+        elif (stage, name) == TASKS:
+            moved[name] = [moved_task(task, folder) for task in value]
+        else:
+            moved[name] = value
     return moved
 
 
