@@ -79,7 +79,7 @@ class Compare(Params):
     fit: bool = False
 
 
-@stage(version=7)
+@stage(version=8)
 def compare(
     params: Compare, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
 ) -> dict:
@@ -145,9 +145,10 @@ def pretraining_results(member: Member) -> dict[str, Any]:
     measured = artifact_named(member.evaluation).stats if member.evaluation else held
     losses = {f"nats_per_{unit}": measured[f"nats_per_{unit}"]["value"] for unit in ("byte", "character", "word")}
     is_trained = stats["steps"] > 0
-    is_new = not is_trained and has_new_head(model)
+    is_new = has_new_head(model)
+    means_something = is_trained or not is_new
     return {
-        **(losses if member.compared and not is_new else dict.fromkeys(losses)),
+        **(losses if member.compared and means_something else dict.fromkeys(losses)),
         "trained": is_trained,
         "new_head": is_new,
         "doubt": text_doubt({"heldout": measured}),

@@ -465,8 +465,8 @@ def test_equal_vocabularies_are_never_ordered_and_the_page_names_the_rivals(empt
     text = text_of(compared(members))
     assert "**few pieces** has the lowest held-out loss: 1.0900" in text
     assert "is open" in text
-    assert re.search(r"\| few pieces .*\| *1\.0900 \| *1\.0500 \| *-0\.0480 \| *open *\|", text)
-    assert re.search(r"\| worse .*\| *1\.2000 \| *1\.1000 \| *\+0\.0620 \| *one seed *\|", text)
+    assert re.search(r"\| few pieces .*\| *1\.0900 \| *open *\| *-0\.0480 \| *1\.0500 \|", text)
+    assert re.search(r"\| worse .*\| *1\.2000 \| *one seed *\| *\+0\.0620 \| *1\.1000 \|", text)
 
 
 def test_the_page_of_runs_with_several_seeds_is_the_one_that_was_read_and_approved(empty: Path):
@@ -520,7 +520,7 @@ def test_the_page_of_an_encoder_as_it_is_adapted_and_from_scratch_is_the_one_tha
     fall = {"evaluations": curve(1.0)}
     models = {
         "as it is": model(empty, 1, 4.0 if new_head else 1.9, tokens=0, unit="hours", new_head=new_head),
-        "adapted": model(empty, 2, 1.0, unit="hours", **fall),
+        "adapted": model(empty, 2, 1.0, unit="hours", new_head=new_head, start={"name": "pretrain/abc"}, **fall),
         "from scratch": model(empty, 3, 1.3, unit="hours", length_nats=0.05, **fall),
     }
     changes = {"pretrain.budget": 0.5}
@@ -546,6 +546,17 @@ def test_the_page_of_an_encoder_as_it_is_adapted_and_from_scratch_is_the_one_tha
     assert rows["nats_per_byte"].isna().tolist() == [new_head, False, False]
 
 
+def test_a_page_says_that_the_scores_have_another_order_than_the_losses(empty: Path):
+    members = []
+    for n, (loss, score) in enumerate(((1.5, 80.0), (1.0, 60.0))):
+        name = report(empty, n, score, column="tickets")
+        members.append(Member(run=f"run {n}", model=model(empty, n, loss), report=name))
+    words = "The scores have another order"
+    assert words in text_of(compared(members))
+    assert words not in text_of(compared([members[0].model_copy(update={"report": ""}), members[1]]))
+    assert words not in text_of(compared([members[0], members[1].model_copy(update={"report": ""})]))
+
+
 def test_a_study_in_which_only_what_was_not_trained_has_a_result_has_a_page(empty: Path):
     members = [Member(run="as it is", model=model(empty, 1, 1.9, tokens=0)), Member(run="adapted", problem="No disk.")]
     text = text_of(compared(members))
@@ -566,7 +577,7 @@ def test_a_page_of_many_tasks_has_a_row_for_each_run_and_folds_the_intervals(emp
     made = compared(members)
     text = text_of(made)
     shown, folded = text.split("\n---\n")
-    assert "On **GLUE** (average of nine), **run 20** is best: 80.0, 20.0 above **run 0** (60.0)." in text
+    assert "On **GLUE** (average of nine), **run 20** scores highest: 80.0, 20.0 above **run 0** (60.0)." in text
     assert re.search(r"\| run 20 +\| +80\.0 \|", shown)
     assert "### RTE, accuracy" not in shown
     assert folded.count("### ") == 3

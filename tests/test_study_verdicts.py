@@ -88,6 +88,6 @@ def test_the_best_run_is_compared_with_the_first_or_else_the_next_and_those_near
     found = best_loss(lines[1:])
     assert (found.best, found.against.other, found.against.kind, found.near) == ("best", "near", "chance", [])
     found = best_score([score("first", [60.0]), score("far", [50.0]), score("best", [70.0]), score("near", [69.0])])
-    assert (found.best, found.against.other, found.near) == ("best", "first", ["near"])
+    assert (found.best, found.against.other, found.near, found.worse) == ("best", "first", ["near"], ["far"])
     assert best_loss([line("none", [math.nan])]) is None
     assert best_loss([line("alone", [1.0])]).against is None

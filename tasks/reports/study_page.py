@@ -52,13 +52,15 @@ def page_values(
     names = {one["run"]: [one["run"], *one["also"]] for one in members}
     partial = {note for notes in rows["partial"] for note in notes}
     has_many = len(scores) > MOST_LINES
+    answers = best_scores(means, scores)
     return {
         **about,
         **cautions(rows, means),
         "runs": counted(len(means), "run"),
         "first": means[0].run,
         "loss": best_loss(means),
-        "best_scores": best_scores(means, scores),
+        "best_scores": answers,
+        "is_other_order": is_other_order(best_loss(means), answers, scores),
         "several": have_several_seeds(means),
         "losses": loss_table(means, names),
         "costs": cost_section(means),
@@ -66,6 +68,7 @@ def page_values(
         "tables": interval_tables(means, scores),
         "finetuned": sorted({score.seeds for score in scores}),
         "mark": WEAK,
+        "most_named": MOST_ANSWERS,
         "named": named,
         "axes": ordered_axes(rows) if has_curves else [],
         "partial": [Marked(note) for note in sorted(partial)],
@@ -100,8 +103,9 @@ def cautions(rows: "pd.DataFrame", means: list[RunMeans]) -> dict[str, Any]:
         ],
         "lengths": (by_length[0], by_length[-1]),
         "has_bounds": have_bounds(means),
-        "untrained": [line.run for line in finished if not line.trained],
-        "new_heads": list(dict.fromkeys(done["run"][done["new_head"]])),
+        "untrained": [line.run for line in measured if not line.trained],
+        "headless": list(dict.fromkeys(done["run"][done["new_head"] & ~done["trained"]])),
+        "new_heads": list(dict.fromkeys(trained["run"][trained["new_head"]])),
         "budgets": [budget(amount, kind) for kind, amount in budgets],
         "in_hours": set(trained["budget_unit"]) == {"hours"},
         "unequal_operations": operations.max() > (1 + EQUAL) * operations.min(),
@@ -141,6 +145,19 @@ def best_scores(means: list[RunMeans], scores: list[StudyScore]) -> list[tuple[s
             [weak] = [score.is_weak for score in own if score.run == best.best]
             found.append((column, METRICS[own[0].metric], weak, best))
     return found
+
+
+def is_other_order(loss: Answer | None, answers: list[tuple[str, str, bool, Answer]], scores: list[StudyScore]) -> bool:
+    """Whether the run with the lowest loss has scores, and is clearly not the best by any of them."""
+    if loss is None or loss.best not in {score.run for score in scores}:
+        return False
+    return bool(answers) and all(is_behind(loss.best, answer) for *_, answer in answers)
+
+
+def is_behind(run: str, answer: Answer) -> bool:
+    """Whether a run is clearly worse than the best one."""
+    is_compared = answer.against is not None and answer.against.other == run and answer.against.is_clear
+    return run in answer.worse or is_compared
 
 
 def named(runs: Sequence[str]) -> Marked:
@@ -298,15 +315,16 @@ def loss_table(means: list[RunMeans], names: dict[str, list[str]]) -> list[dict]
     rows = []
     for line in means:
         mean = line.means[LOSS]
-        row: dict[str, object] = {"run": " = ".join(names[line.run]), "seeds": seeds_cell(line)}
-        row["nats per byte"] = number(line.loss, 4)
+        row: dict[str, object] = {"run": " = ".join(names[line.run]), "nats per byte": number(line.loss, 4)}
+        verdict = loss_verdict(line, base, has_spread)
+        if has_spread or has_bounds:
+            row["verdict"] = verdict.pop("verdict")
+        row["difference"] = None if mean.difference is None else number(mean.difference, 4, "+")
         if has_spread:
-            row["deviation"] = number(mean.deviation, 4) if line.trained else None
+            row |= {**verdict, "deviation": number(mean.deviation, 4) if line.trained else None}
         if has_bounds:
             row["at least"] = number(line.least, 4)
-        row["difference"] = None if mean.difference is None else number(mean.difference, 4, "+")
-        if has_spread or has_bounds:
-            row |= loss_verdict(line, base, has_spread)
+        row["seeds"] = seeds_cell(line)
         rows.append(row)
     return rows
 
@@ -364,7 +382,7 @@ def interval_tables(means: list[RunMeans], scores: list[StudyScore]) -> list[dic
 
 def score_row(run: str, score: StudyScore | None, base: StudyScore) -> dict[str, object]:
     """A row of a table of scores with intervals; of a run without a score, without numbers."""
-    row: dict[str, object] = dict.fromkeys(("run", "score", "low", "high", "difference", "from", "to", "verdict"))
+    row: dict[str, object] = dict.fromkeys(("run", "score", "verdict", "low", "high", "difference", "from", "to"))
     row["run"] = run
     if not score:
         return row

@@ -45,6 +45,7 @@ class Answer(NamedTuple):
 
     against   its comparison with the first run, or if it is that, with the next best; None if it is alone
     near      other runs that are not clearly worse; empty where that is unknown for all
+    worse     other runs that are clearly worse
     """
 
     best: str
@@ -52,6 +53,7 @@ class Answer(NamedTuple):
     other_value: float
     against: Difference | None
     near: list[str]
+    worse: list[str]
 
 
 def seeds_half(a: Mean, b: Mean) -> float:
@@ -129,9 +131,11 @@ def best_score(scores: Sequence[StudyScore]) -> Answer | None:
 def answer(best: str, first: str, values: dict[str, float], differences: dict[str, Difference]) -> Answer:
     """The answer. `differences`: of the best run to each other one, the next best first; `first`: of all runs."""
     if not differences:
-        return Answer(best, values[best], math.nan, None, [])
+        return Answer(best, values[best], math.nan, None, [], [])
     other = next(iter(differences)) if best == first else first
+    others = {name: each for name, each in differences.items() if name != other}
+    worse = [name for name, each in others.items() if each.is_clear]
     near = []
     if any(each.kind != "one seed" for each in differences.values()):
-        near = [name for name, each in differences.items() if name != other and not each.is_clear]
-    return Answer(best, values[best], values[other], differences[other], near)
+        near = [name for name in others if name not in worse]
+    return Answer(best, values[best], values[other], differences[other], near, worse)
