@@ -68,6 +68,20 @@ def test_the_interval_of_a_difference_covers_it_as_often_as_it_says():
     assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
 
 
+def test_of_two_seeds_the_interval_is_measured_from_its_own_and_seeds_that_overlap_say_nothing():
+    spread = {"median": 80.0, "range": [78.0, 82.0], "interval": [76.0, 80.0]}  # of the lower seed
+    seeds = {"by_seed": {"0": 82.0, "1": 78.0}, "seeds": 2, "metrics": {"accuracy": spread}}
+    ours = row("a", 80.0, **seeds)
+    [clear] = compare([ours, row("a", 70.0, pretrained=False)])
+    assert clear.interval == pytest.approx((10 - math.hypot(2, 2), 10 + math.hypot(2, 2)))
+    assert clear.sign == 1
+    metrics = {"accuracy": {"median": 76.0, "range": [73.0, 79.0], "interval": [72.9, 73.1]}}
+    theirs = row("a", 76.0, pretrained=False, by_seed={"0": 73.0, "1": 79.0}, seeds=2, metrics=metrics)
+    [unclear] = compare([ours, theirs])
+    assert unclear.interval[0] > 0
+    assert unclear.sign == 0
+
+
 def test_shares_of_the_data_and_missing_baselines_are_not_compared():
     rows = [*pair("a", 80.0, 70.0), row("a", 60.0, share=0.5), row("b", 60.0)]
     found = compare(rows)

@@ -150,7 +150,8 @@ def scores(
     places = np.arange(len(rows), dtype=float)
     names = [row["column"] for row in rows]
     without = [row for row in random if row["column"] in names]
-    with _drawing(path, 1.5 + 0.42 * len(rows), grid="x", columns=2) as axes:
+    lines_of_legend = 2 + bool(without) + len(others)  # names of published models are long
+    with _drawing(path, 1.1 + 0.42 * len(rows) + 0.18 * lines_of_legend, grid="x") as axes:
         _mark_scores(axes, rows, places, KEPT, "this run")
         if without:
             below = np.array([names.index(row["column"]) + 0.24 for row in without])

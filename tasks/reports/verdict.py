@@ -21,11 +21,21 @@ class Comparison(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 or -1 if pretraining certainly helps or hurts, 0 if the difference may be chance."""
-        if self.interval is None:
+        """1 or -1 if pretraining helps or hurts, 0 if the difference may be chance.
+
+        It may be if its interval contains 0, or if a seed of one model is as good as a seed of the other.
+        """
+        if self.interval is None or self.other is None or ranges_overlap(self.row, self.other):
             return 0
         low, high = self.interval
         return int(low > 0) - int(high < 0)
+
+
+def ranges_overlap(row: ScoreRow, other: ScoreRow) -> bool:
+    """Whether the scores of the seeds of two models overlap."""
+    low, high = row["metrics"][row["metric"]]["range"]
+    other_low, other_high = other["metrics"][other["metric"]]["range"]
+    return low <= other_high and other_low <= high
 
 
 def compare(rows: Iterable[ScoreRow]) -> list[Comparison]:
@@ -57,9 +67,11 @@ def difference_of(row: ScoreRow, other: ScoreRow) -> tuple[float, tuple[float, f
 
 
 def distances(row: ScoreRow) -> tuple[float, float]:
-    """How far the interval of a score reaches below it and above it."""
+    """How far the interval of a score reaches below and above the score of the seed that it is of."""
     low, high = row["metrics"][row["metric"]]["interval"]
-    return max(0.0, row["score"] - low), max(0.0, high - row["score"])
+    of_seeds = sorted(row["by_seed"].values())
+    own = of_seeds[(len(of_seeds) - 1) // 2]  # of an even number of seeds, the lower in the middle
+    return own - low, high - own
 
 
 def comparison_rows(found: Sequence[Comparison]) -> list[dict]:
