@@ -291,7 +291,8 @@ def draw_scores(rows: list[ScoreRow], out: Path) -> None:
         "probes": ([row for row in main if row["task"] in PROBES], {}),
     }
     for name, (of_kind, others) in kinds.items():
-        pretrained, random = ([row for row in of_kind if row["pretrained"] == kind] for kind in (True, False))
+        pretrained = [row for row in of_kind if row["pretrained"]]
+        random = [row for row in of_kind if not row["pretrained"]]
         if pretrained:
             plots.scores(pretrained, random, others, out / f"{name}.svg")
 

@@ -176,9 +176,8 @@ def page(markdown: str, title: str, pictures: Mapping[str, str] | None = None) -
     sections = _name_sections(open_tokens)
     _name_sections(folded_tokens)
     _set_directions(tokens)
-    content, folded = (
-        _without_paragraphs(md.renderer.render(part, md.options, {})) for part in (open_tokens, folded_tokens)
-    )
+    content = _without_paragraphs(md.renderer.render(open_tokens, md.options, {}))
+    folded = _without_paragraphs(md.renderer.render(folded_tokens, md.options, {}))
     head, heading, rest = content.partition("<h2")
     rest += _fold(folded)
     frame = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True).get_template("page.html.j2")

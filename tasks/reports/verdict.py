@@ -45,12 +45,16 @@ def compare(rows: Iterable[ScoreRow]) -> list[Comparison]:
     found = []
     for row in rows:
         if row["pretrained"]:
-            other = random.get((row["task"], row["split"]))
-            difference = interval = None
-            if other:
-                difference, interval = difference_of(row, other)
-            found.append(Comparison(row, other, difference, interval))
+            found.append(compare_with(row, random.get((row["task"], row["split"]))))
     return found
+
+
+def compare_with(row: ScoreRow, other: ScoreRow | None) -> Comparison:
+    """A score beside the one without pretraining, if there is one."""
+    if other is None:
+        return Comparison(row, None, None, None)
+    difference, interval = difference_of(row, other)
+    return Comparison(row, other, difference, interval)
 
 
 def difference_of(row: ScoreRow, other: ScoreRow) -> tuple[float, tuple[float, float]]:
