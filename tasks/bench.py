@@ -26,7 +26,7 @@ from tasks.corpus.pydocs import installed, package_documents
 from tasks.reports.markdown import page, render
 from tasks.store import home
 from tasks.store.errors import disk_errors_as_input_errors
-from tasks.text.tokenizer import Encoder
+from tasks.text.encoder import Encoder
 from tasks.text.words import Normaliser
 from tasks.vocabulary import count_portions, sum_counts, train_wordpiece
 from tasks.workers.processes import workers

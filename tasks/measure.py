@@ -24,8 +24,9 @@ from tasks import adopt
 from tasks.corpus.parts import TOTAL, Tally, add_up, count, parts_of, row_name, tables, views
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
+from tasks.text.encoder import encoder_of
 from tasks.text.scripts import count_deleted, main_scripts
-from tasks.text.tokenizer import FILES, copy_files, encoder_of, load_tokenizer, save_tokenizer
+from tasks.text.tokenizer import FILES, copy_files, load_tokenizer, save_tokenizer
 from tasks.text.words import ASCII, Normaliser
 from tasks.vocabulary import count_sample, train_wordpiece
 from tasks.workers.jobs import over_parts

@@ -33,6 +33,7 @@ from tasks.corpus.parts import SCHEMA, parts_of, tables
 from tasks.stage import Params, stage
 from tasks.store.artifacts import HELDOUT_TEXT, SEQUENCES, WORK, Artifact
 from tasks.text import matching, overlap
+from tasks.text.encoder import Encoded, encoder_of
 from tasks.text.holdout import (
     LARGE,
     MEASURED_CHARACTERS,
@@ -45,15 +46,7 @@ from tasks.text.holdout import (
 )
 from tasks.text.ngrams import Known
 from tasks.text.sequences import Sort, draw_rows, order_of, write_sequences
-from tasks.text.tokenizer import (
-    LONGEST_WORD,
-    Encoded,
-    copy_tokenizer,
-    encoder_of,
-    heldout_of,
-    load_tokenizer,
-    specials_of,
-)
+from tasks.text.tokenizer import LONGEST_WORD, copy_tokenizer, heldout_of, load_tokenizer, specials_of
 from tasks.workers.jobs import over_parts
 
 MOST_SEQUENCES = 85_000_000  # the release's limit

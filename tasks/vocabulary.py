@@ -28,17 +28,15 @@ from tasks.corpus.parts import Salt, in_batches, parts_of, tables, unit_hash
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
 from tasks.text import words
+from tasks.text.encoder import KNOWN_WORDS, LibraryEncoder, portions
 from tasks.text.tokenizer import (
     ALPHABET,
     FILES,
-    KNOWN_WORDS,
     SPECIALS,
     UNK,
-    LibraryEncoder,
     copy_files,
     is_trained_here,
     load_tokenizer,
-    portions,
     save_tokenizer,
     tokenizer_of,
 )

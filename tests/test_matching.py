@@ -11,9 +11,9 @@ import pytest
 import regex
 
 from tasks.text import matching, words
+from tasks.text.encoder import portions
 from tasks.text.matching import hash_ngrams, matching_words
 from tasks.text.ngrams import words_in
-from tasks.text.tokenizer import portions
 
 EVERY = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD800 <= c < 0xE000]
 ALIKE = regex.compile(r"[\p{Unified_Ideograph}가-힣]")  # of which one in 50 is read

@@ -20,8 +20,9 @@ from model.finetuning import Classifier, Examples
 from model.settings import Specials
 from tasks import adopt
 from tasks.store.artifacts import SEQUENCES, Artifact, artifacts_of
+from tasks.text.encoder import LibraryEncoder
 from tasks.text.holdout import measured_texts
-from tasks.text.tokenizer import FILES, LibraryEncoder, heldout_of, load_tokenizer, specials_of
+from tasks.text.tokenizer import FILES, heldout_of, load_tokenizer, specials_of
 
 USUAL = Specials(pad=0, unk=100, cls=101, sep=102, mask=103)  # of bert-base-uncased
 LENGTH = 64

@@ -27,19 +27,8 @@ from tasks import vocabulary as vocabulary_stage
 from tasks.corpus.parts import Salt, unit_hash
 from tasks.download import Download, download
 from tasks.store.artifacts import Artifact, artifacts_of
-from tasks.text.tokenizer import (
-    ALPHABET,
-    CLS,
-    MASK,
-    PAD,
-    SEP,
-    SPECIALS,
-    UNK,
-    Encoder,
-    load_tokenizer,
-    pieces,
-    tokenizer_of,
-)
+from tasks.text.encoder import Encoder
+from tasks.text.tokenizer import ALPHABET, CLS, MASK, PAD, SEP, SPECIALS, UNK, load_tokenizer, pieces, tokenizer_of
 from tasks.text.words import COUNTS, UNICODE
 from tasks.vocabulary import (
     Vocabulary,
@@ -209,7 +198,7 @@ def test_encoding_is_that_of_a_plain_word_piece(tokenizer: Tokenizer):
     [
         ("tokenizer.PIECE_CHARACTERS", 1),
         ("tokenizer.PIECE_CHARACTERS", 50),
-        ("tokenizer.KNOWN_WORDS", 100),
+        ("encoder.KNOWN_WORDS", 100),
         ("wordpiece.AT_ONCE", 30),
     ],
 )

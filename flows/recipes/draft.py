@@ -15,8 +15,8 @@ from model.wording import printable
 from tasks.corpus.overview import TextOverview
 from tasks.glue.overview import TaskOverview
 from tasks.text import words
+from tasks.text.encoder import portions
 from tasks.text.scripts import LATIN
-from tasks.text.tokenizer import portions
 from tasks.text.words import ASCII, Normaliser
 from tasks.text.writing import Writing, writing_of
 from tasks.vocabulary import FEWEST_ENTRIES, add_counts, train_wordpiece

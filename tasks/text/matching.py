@@ -13,7 +13,7 @@ import numpy as np
 import regex
 
 from tasks.text import words
-from tasks.text.tokenizer import portions
+from tasks.text.encoder import portions
 from tasks.text.words import ALONE, DROPPED, LOWER, MULTIPLIER, REMOVED, SPACE, WORD
 
 VERSION = 2  # raise it when the words change: it enters the keys of the stages that compare words
