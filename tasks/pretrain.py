@@ -120,14 +120,18 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
     if pauses:
         log.info(pauses)
     stats = statistics(run, steps, held, here.describe() | {"gpus": gpus})
-    if not steps:
-        return stats
-    plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
+    if steps:
+        plots.loss_curve(steps, stats["evaluations"], held["by_frequencies"]["nats_per_token"], out / "loss.png")
+        warn_of_doubts(job, stats)
+    return stats
+
+
+def warn_of_doubts(job: "Job", stats: dict) -> None:
+    """Log what casts doubt on the result of a training."""
     settings = job.training.model_dump() | {"architecture": job.architecture.model_dump()}
     for doubt in (*losses.doubts(stats, settings), about_stops(stats)):
         if doubt:
             log.warning(doubt)
-    return stats
 
 
 def save_metrics(work: Path, out: Path) -> dict[str, np.ndarray]:
@@ -247,14 +251,29 @@ def mention_same_but_budget(params: Pretrain, tokens: Artifact) -> None:
 @stage(version=9, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
-    from model.distributed import Job  # here, as it loads torch
-
     work = out / WORK  # checkpoint and metrics, kept until the artifact is published
     work.mkdir(exist_ok=True)
     first = open_start(params, tokens, out)
     if not first and not any(work.iterdir()):
         mention_same_but_budget(params, tokens)
-    job = Job(
+    job = job_of(params, tokens, first, work)
+    copy_from(tokens, out)
+    manifests = lineage(tokens)
+    log.info("Text: %s.", describe_text(manifests))
+    done = fraction_done(work)
+    with trackers(out.name, work, params.identity()), Progress("pretrain", total=1.0, done=done) as bar:
+        stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
+    if first:
+        stats["start"] = {"name": first.name, "tokens": first.stats.get("tokens"), "start": first.stats.get("start")}
+    write_card(params, stats, manifests, out)
+    return stats
+
+
+def job_of(params: Pretrain, tokens: Artifact, first: Artifact | None, work: Path) -> "Job":
+    """The job in the folder `work`. `first`: the model that it starts from."""
+    from model.distributed import Job  # here, as it loads torch
+
+    return Job(
         architecture=params.architecture,
         training=params.training(),
         sequences=tokens.path / SEQUENCES,
@@ -264,14 +283,10 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         folder=work,
         start=first.path if first else None,
     )
-    copy_from(tokens, out)
-    manifests = lineage(tokens)
-    log.info("Text: %s.", describe_text(manifests))
-    done = fraction_done(work)
-    with trackers(out.name, work, params.identity()), Progress("pretrain", total=1.0, done=done) as bar:
-        stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
-    if first:
-        stats["start"] = {"name": first.name, "tokens": first.stats.get("tokens"), "start": first.stats.get("start")}
+
+
+def write_card(params: Pretrain, stats: dict, manifests: dict[str, dict], out: Path) -> None:
+    """Write the model card, and the manifests of all artifacts that led to the model."""
     (out / LINEAGE).write_text(json.dumps(manifests, indent=2) + "\n", encoding="utf-8")
     about = {
         "stage": "pretrain",
@@ -281,7 +296,6 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
         "environment": environment(),
     }
     (out / CARD).write_text(card(about, manifests), encoding="utf-8")
-    return stats
 
 
 def fraction_done(work: Path) -> float:
