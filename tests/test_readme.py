@@ -90,6 +90,10 @@ def test_every_command_of_the_manuals_exists():
     assert set(ours) - {"--watch", "--memory-limit", "--nthreads"} <= known  # those are Prefect's and Dask's
 
 
+def test_commands_of_the_manuals_need_an_activated_environment_and_no_path():
+    assert set(re.findall(r"\.venv/bin/(\w+)", ALL)) == {"activate"}
+
+
 def test_every_function_and_import_of_the_manuals_exists():
     named = re.findall(r"`((?:flows|tasks|model)\.\w+)\.(\w+)[`(]", ALL)
     imports = re.findall(r"^from ((?:flows|tasks|model)[\w.]*) import (.+)$", ALL, re.MULTILINE)
