@@ -123,24 +123,28 @@ def look_at_files(patterns: Sequence[str]) -> TextOverview:
     """What the text of files, folders and globs is. Raises InputError if it can't be read."""
     found, options = find_files(patterns)
     chosen = chosen_files(found, options)
-    doubts: list[str] = []
-    options = replace(options, encoding=encoding_of(found, chosen))
-    options = replace(options, documents_by=documents_in(found, options, chosen))
-    column = find_column(found, options, chosen, doubts)
-    options = replace(options, column="" if column.is_usual else column.name)
-    sample = read_sample(found, options, chosen)
-    if not options.encoding and has_other_encoding(sample):
-        options = replace(options, encoding=GUESSED)
-        sample = read_sample(found, options, chosen)
-    if options.encoding == GUESSED:
-        doubts.append(doubt_of_encoding(sample.texts, ", ".join(patterns)))
-    for doubt, names in sample.doubts.items():
-        doubts.append(f"A text file {doubt}: {first_of(names, NAMED)}. Leave out what is not prose.")
-    check(found, sample, ", ".join(patterns))
-    settings = {name: value for name, value in vars(options).items() if value}
-    share = len(chosen) / len(found.files)
+    options = with_layout(found, options, chosen)
+    tables = columns_of_tables(found, options, chosen)
+    column = common_column(tables)
+    options = replace(options, column=column.setting)
+    sample, options = read_decoded(found, options, chosen)
+    what = ", ".join(patterns)
+    doubts = [*doubts_of_columns(tables), *doubts_of_sample(sample, options, what)]
+    check(found, sample, what)
+    overview = overview_of(found, options, sample, len(chosen) / len(found.files))
+    return replace(overview, column=column.name, others=list(column.others), doubts=doubts)
+
+
+def with_layout(found: Local, options: Options, chosen: Sequence[str]) -> Options:
+    """The options with what the beginnings of text files show: their encoding, and what a document is."""
+    decoded = replace(options, encoding=encoding_of(found, chosen))
+    return replace(decoded, documents_by=documents_in(found, decoded, chosen))
+
+
+def overview_of(found: Local, options: Options, sample: Sample, share: float) -> TextOverview:
+    """What files are, by a sample of them; without columns and doubts. `share`: of the files, that were looked at."""
     return TextOverview(
-        settings=settings,
+        settings={name: value for name, value in vars(options).items() if value},
         about=files_in_words(found),
         files=len(found.files),
         bytes=sum(path.stat().st_size for path in found.files.values()),
@@ -150,10 +154,17 @@ def look_at_files(patterns: Sequence[str]) -> TextOverview:
         is_all=sample.is_all and share == 1,
         sources=sample.sources,
         paths=list(found.files.values()),
-        column=column.name,
-        others=list(column.others),
-        doubts=doubts,
     )
+
+
+def doubts_of_sample(sample: Sample, options: Options, what: str) -> list[str]:
+    """What to say of how a sample was read. Raises InputError if its encoding can't be guessed. `what`: the files."""
+    doubts = []
+    if options.encoding == GUESSED:
+        doubts.append(doubt_of_encoding(sample.texts, what))
+    for doubt, names in sample.doubts.items():
+        doubts.append(f"A text file {doubt}: {first_of(names, NAMED)}. Leave out what is not prose.")
+    return doubts
 
 
 def find_files(patterns: Sequence[str]) -> tuple[Local, Options]:
@@ -190,6 +201,15 @@ def form_at(found: Local, name: str) -> str:
     with suppress(InputError):
         return FORMATS.get(ending(name)) or form_of(head_of(found.files[name]), name)
     return ""
+
+
+def read_decoded(found: Local, options: Options, chosen: Sequence[str]) -> tuple[Sample, Options]:
+    """The sample, and the options that it was read with: its encoding is GUESSED if it is neither known nor UTF-8."""
+    sample = read_sample(found, options, chosen)
+    if options.encoding or not has_other_encoding(sample):
+        return sample, options
+    guessed = replace(options, encoding=GUESSED)
+    return read_sample(found, guessed, chosen), guessed
 
 
 def read_sample(found: Local, options: Options, chosen: Sequence[str]) -> Sample:
@@ -299,9 +319,14 @@ class Column(NamedTuple):
     is_usual: bool = True  # whether it is found without being asked for
     others: Sequence[str] = ()  # that may be meant too
 
+    @property
+    def setting(self) -> str:
+        """What `download.column` is set to; empty if the column is found without it."""
+        return "" if self.is_usual else self.name
 
-def find_column(found: Local, options: Options, names: Sequence[str], doubts: list[str]) -> Column:
-    """The column with the text in the tables among files. Adds to `doubts`."""
+
+def columns_of_tables(found: Local, options: Options, names: Sequence[str]) -> dict[str, list[Column]]:
+    """The columns with the text in the tables among files, by their names: one column of each table."""
     by_name: dict[str, list[Column]] = {}
     tables = [name for name in names if form_at(found, name) in ROWS.values()]
     for name in tables[:SAMPLED_TABLES]:
@@ -309,17 +334,29 @@ def find_column(found: Local, options: Options, names: Sequence[str], doubts: li
             column = column_in(sampled_rows(found.files[name], name, options.encoding), name)
             if column.name:
                 by_name.setdefault(column.name, []).append(column)
-    if not by_name:
+    return by_name
+
+
+def common_column(by_name: dict[str, list[Column]]) -> Column:
+    """The column with the text in most tables.
+
+    Empty if there are no tables, or if their columns differ but each is found without being asked for.
+    """
+    every = list(itertools.chain.from_iterable(by_name.values()))
+    has_usual_names = all(column.is_usual for column in every)
+    if not by_name or (len(by_name) > 1 and has_usual_names):
         return Column()
     chosen = max(by_name, key=lambda name: len(by_name[name]))
-    every = [column for columns in by_name.values() for column in columns]
-    if len(by_name) > 1:
-        doubts.append(f"The tables have their text in different columns: {', '.join(by_name)}.")
-        if all(column.is_usual for column in every):
-            return Column()
-    others = dict.fromkeys(name for column in every for name in (column.name, *column.others))
     is_usual = all(column.is_usual for column in by_name[chosen])
-    return Column(chosen, is_usual, [name for name in others if name != chosen])
+    names = dict.fromkeys(name for column in every for name in (column.name, *column.others))
+    return Column(chosen, is_usual, [name for name in names if name != chosen])
+
+
+def doubts_of_columns(by_name: dict[str, list[Column]]) -> list[str]:
+    """What to say of tables whose text is in columns of several names."""
+    if len(by_name) < 2:
+        return []
+    return [f"The tables have their text in different columns: {', '.join(by_name)}."]
 
 
 def sampled_rows(path: Path, name: str, encoding: str) -> list[dict]:
@@ -418,7 +455,7 @@ def look_at_dataset(name: str) -> TextOverview:
     for table in itertools.islice(rows, SAMPLED_ROWS):
         first += table.to_pylist()
     column = column_in(first, name)
-    options = Options(column="" if column.is_usual else column.name)
+    options = Options(column=column.setting)
     sample = Sample(LOOKED_AT / 10)
     with closing(iter(StreamReader(split, options, None))) as documents:
         size = sample.take(documents, sample.left)

@@ -8,7 +8,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tasks.corpus.profile import Profile, profiles_of, prose_in
 from tasks.corpus.rows import records
 from tasks.glue.classes import MOST_NUMBERS
 from tasks.glue.conll import SPAN
-from tasks.glue.data import CONLL, splits_of
+from tasks.glue.data import CONLL, Files, splits_of
 from tasks.glue.labels import is_list, is_written_list
 from tasks.glue.lists import parse_list
 from tasks.glue.own import FILE, RESERVED, Definition
@@ -108,11 +108,16 @@ class Chosen:
     others: dict[str, list[str]] = field(default_factory=dict)
     unlabelled: float = 0.0  # share of the rows without a label
 
+    @property
+    def lacks_labels(self) -> bool:
+        """Whether more rows have no label than a run accepts without being asked for."""
+        most: float = Definition.model_fields["max_unlabelled"].default
+        return self.unlabelled > most
+
 
 def look_at_labels(data: str) -> TaskOverview:
     """What labelled data is: a file, a folder, or a data set of the hub. Raises InputError if it can't be used."""
-    name = name_of(data)
-    first = Definition(name=name, data=data)
+    first = Definition(name=name_of(data), data=data)
     if first.repository():
         doubt = f"{data} is not here but on the hub, so nobody has looked at it: set its text, label and kind."
         return TaskOverview(first, None, doubts=[doubt])
@@ -120,27 +125,65 @@ def look_at_labels(data: str) -> TaskOverview:
     if "train" not in files:
         read_files(first)  # which refuses it
     train = files["train"][0]
-    doubts: list[str] = []
-    encoding = ""
-    if is_textual(train) and not is_utf8(train, train.name):
-        encoding = GUESSED
-        doubts.append(f"{train.name} is not UTF-8 and is read as {GUESSED}, which is a guess; look at its accents.")
+    encoding = encoding_of(train)
+    doubts = doubts_of_encoding(train, encoding)
     if has_token_lines(train):
-        definition = Definition(name=name, data=data, kind="tokens", encoding=encoding)
+        definition = Definition(name=first.name, data=data, kind="tokens", encoding=encoding)
         return TaskOverview(definition, read_files(definition), files["train"], doubts=doubts)
-    chosen = choose(sampled_rows(train, encoding), f"{name}/{train.name}")
-    settings: dict = {"text": chosen.text, "pair": chosen.pair, "label": chosen.label, "kind": chosen.kind}
-    settings["encoding"] = encoding
-    if chosen.unlabelled > Definition.model_fields["max_unlabelled"].default:
-        settings["max_unlabelled"] = min(0.99, round(chosen.unlabelled + 0.05, 2))
-        doubts.append(f"{100 * chosen.unlabelled:.0f} % of the rows have no label; they are left out.")
-    given = {field: value for field, value in settings.items() if value}
-    definition = Definition(name=name, data=data, **given)
-    size = sum(path.stat().st_size for paths in files.values() for path in paths)
+    overview = look_at_table(first, files, encoding)
+    return replace(overview, doubts=[*doubts, *overview.doubts])
+
+
+def look_at_table(first: Definition, files: Files, encoding: str) -> TaskOverview:
+    """What labelled data with a text and a label in each row is. `first`: its name and where it is."""
+    paths = files["train"]
+    train = paths[0]
+    chosen = choose(sampled_rows(train, encoding), f"{first.name}/{train.name}")
+    definition = Definition(name=first.name, data=first.data, **settings_of(chosen, encoding))
+    doubts = doubts_of_labels(chosen)
+    size = bytes_of(files)
     if size > LARGEST:
-        doubts.append(f"{data} has {size / 1e6:,.0f} MB; only its first {SAMPLED:,} rows were looked at.")
-        return TaskOverview(definition, None, files["train"], chosen.others, doubts)
-    return TaskOverview(definition, read_files(definition), files["train"], chosen.others, doubts)
+        doubts.append(f"{first.data} has {size / 1e6:,.0f} MB; only its first {SAMPLED:,} rows were looked at.")
+        return TaskOverview(definition, None, paths, chosen.others, doubts)
+    return TaskOverview(definition, read_files(definition), paths, chosen.others, doubts)
+
+
+def encoding_of(path: Path) -> str:
+    """The encoding of a file of labelled data; empty for UTF-8, and where the format has its own."""
+    return GUESSED if is_textual(path) and not is_utf8(path, path.name) else ""
+
+
+def doubts_of_encoding(path: Path, encoding: str) -> list[str]:
+    """What to say of an encoding that was guessed; nothing of an empty one."""
+    if not encoding:
+        return []
+    return [f"{path.name} is not UTF-8 and is read as {encoding}, which is a guess; look at its accents."]
+
+
+def doubts_of_labels(chosen: Chosen) -> list[str]:
+    """What to say of rows without a label, if they are too many for a run."""
+    if not chosen.lacks_labels:
+        return []
+    return [f"{100 * chosen.unlabelled:.0f} % of the rows have no label; they are left out."]
+
+
+def settings_of(chosen: Chosen, encoding: str) -> dict[str, Any]:
+    """The settings of a task with these columns, beside its name and data; without those that are empty."""
+    settings: dict[str, Any] = {
+        "text": chosen.text,
+        "pair": chosen.pair,
+        "label": chosen.label,
+        "kind": chosen.kind,
+        "encoding": encoding,
+    }
+    if chosen.lacks_labels:
+        settings["max_unlabelled"] = min(0.99, round(chosen.unlabelled + 0.05, 2))
+    return {name: value for name, value in settings.items() if value}
+
+
+def bytes_of(files: Files) -> int:
+    """The size of the files of all splits."""
+    return sum(path.stat().st_size for paths in files.values() for path in paths)
 
 
 def name_of(data: str) -> str:
@@ -193,21 +236,32 @@ def choose(rows: list[dict], where: str) -> Chosen:
     if not texts:
         raise InputError(f"{where} has no column with texts. Its columns: {list_names(list(profiles))}.")
     text, pair = pair_in(texts) or (texts[0], "")
+    kinds = labels_beside(profiles, text, pair, where)
+    label = next(iter(kinds))
+    refuse_without_names(profiles[label], where)
+    others = columns_beside((text, pair, label), texts, list(kinds))
+    unlabelled = profiles[label].gaps / len(rows)
+    return Chosen(text, label, kinds[label], pair, others, unlabelled)
+
+
+def labels_beside(profiles: dict[str, Profile], text: str, pair: str, where: str) -> dict[str, Kind]:
+    """The columns that may have the label of texts, with its kind; the likeliest first. Raises InputError for none."""
     left = {name: profile for name, profile in profiles.items() if name not in (text, pair)}
-    labels = label_columns(left, MOST_CLASSES) or label_columns(left, RARE_CLASSES)
-    if not labels:
+    kinds = label_columns(left, MOST_CLASSES) or label_columns(left, RARE_CLASSES)
+    if not kinds:
         raise InputError(
             f"{where} has no column with labels, which are a few words or whole numbers that repeat, numbers, or "
             f"lists. The text seems to be {text}; its columns: {list_names(list(profiles))}."
         )
-    [(label, kind), *more] = labels.items()
-    refuse_without_names(profiles[label], where)
-    gaps = profiles[label].gaps
-    others = {
-        TEXT: [name for name in texts if name not in (text, pair, label)],
-        LABEL: [name for name, _ in more if name not in texts],
+    return kinds
+
+
+def columns_beside(taken: Sequence[str], texts: Sequence[str], labels: Sequence[str]) -> dict[str, list[str]]:
+    """By field, the columns that may be meant too: those that may have texts or labels, and were not taken."""
+    return {
+        TEXT: [name for name in texts if name not in taken],
+        LABEL: [name for name in labels if name not in taken and name not in texts],
     }
-    return Chosen(text, label, kind, pair, others, gaps / len(rows))
 
 
 def refuse_without_names(labels: Profile, where: str) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,28 +55,49 @@ def named_script(name: str) -> str:
     return NAMES.get(name, name.capitalize())
 
 
+class Counts(NamedTuple):
+    """How many characters of each sort texts have."""
+
+    characters: int  # all
+    ascii_letters: int
+    scripts: Counter[str]  # characters beyond ASCII, by script
+    deleted: Counter[str]  # those among them that ASCII deletes, by script
+
+
 def writing_of(texts: Sequence[str]) -> Writing:
     """How texts are written."""
-    letters: Counter[str] = Counter()
+    counts = count_characters(texts)
+    characters = max(1, counts.characters)
+    no_letters = {*OTHERS.values(), "U+FFFD"}
+    letters_deleted = sum(count for name, count in counts.deleted.items() if name not in no_letters)
+    accented = counts.scripts[LATIN] - counts.deleted[LATIN]
+    return Writing(
+        scripts=shares_of_scripts(counts),
+        deleted=counts.deleted.total() / characters,
+        letters_deleted=letters_deleted / characters,
+        accented=accented / characters,
+    )
+
+
+def count_characters(texts: Sequence[str]) -> Counts:
+    """Count the characters of texts, some texts at a time."""
+    scripts: Counter[str] = Counter()
     deleted: Counter[str] = Counter()
-    characters = 0
     for start in range(0, len(texts), AT_ONCE):
         some = list(texts[start : start + AT_ONCE])
-        characters += sum(map(len, some))
-        letters[LATIN] += sum(map(ascii_letters, some))
-        add(letters, *count_labels(some, script))
+        add(scripts, *count_labels(some, script))
         add(deleted, *count_deleted(some, ASCII))
-    no_letters = {*OTHERS.values(), "U+FFFD"}
-    letters_deleted = sum(count for name, count in deleted.items() if name not in no_letters)
-    beyond_latin = letters[LATIN] - sum(map(ascii_letters, texts))
+    characters = sum(map(len, texts))
+    return Counts(characters, sum(map(ascii_letters, texts)), scripts, deleted)
+
+
+def shares_of_scripts(counts: Counts) -> dict[str, float]:
+    """Each script's share of the letters; the most frequent first."""
+    letters = Counter({LATIN: counts.ascii_letters})
+    letters.update(counts.scripts)
     del letters[NOTHING]
     total = max(1, letters.total())
-    return Writing(
-        scripts={name: count / total for name, count in letters.most_common() if count},
-        deleted=deleted.total() / max(1, characters),
-        letters_deleted=letters_deleted / max(1, characters),
-        accented=(beyond_latin - deleted[LATIN]) / max(1, characters),
-    )
+    return {name: count / total for name, count in letters.most_common() if count}
 
 
 def add(counts: Counter[str], names: Sequence[str], found: np.ndarray) -> None:
