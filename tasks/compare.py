@@ -92,24 +92,41 @@ def compare(
     found = [score for member in params.members for score in scores_of(member)]
     scores = mean_scores(found)
     curves = curves_of(params.members)
+    fitted = law_of(params, rows, out) if params.fit else None
+    draw_pictures(rows, means, scores, curves, out)
+    content = for_programs(params, means, fitted, curves, found)
+    (out / "study.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    values = page_values(params.model_dump(), rows, means, scores, fitted, bool(curves))
+    write_page(values, out)
+    failed = rows["problem"].ne("").sum()
+    return {"runs": len(rows), "failed": int(failed), "table": brief_table(means)}
+
+
+def draw_pictures(
+    rows: "pd.DataFrame", means: list[RunMeans], scores: list[StudyScore], curves: dict[str, Curve], out: Path
+) -> None:
+    """Draw the curves, the losses and the scores."""
     draw_curves(curves, out)
     chart_of_losses(rows, means, out)
     chart_of_scores(means, scores, out)
-    fitted = law_of(params, rows, out) if params.fit else None
-    content = for_programs(params, means, fitted, curves) | {"scores": found}
-    (out / "study.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_page(values: dict[str, Any], out: Path) -> None:
+    """Write the page as Markdown and as HTML, with the pictures in its folder. `values`: for the template."""
     pictures = {path.name: path.read_text(encoding="utf-8") for path in sorted(out.glob("*.svg"))}
-    values = page_values(params.model_dump(), rows, means, scores, fitted, bool(curves))
     markdown = render("compare", values | {"pictures": pictures})
     (out / "study.md").write_text(markdown, encoding="utf-8")
-    (out / "study.html").write_text(page(markdown, params.title, pictures), encoding="utf-8")
-    return {"runs": len(rows), "failed": int(rows["problem"].ne("").sum()), "table": brief_table(means)}
+    (out / "study.html").write_text(page(markdown, values["title"], pictures), encoding="utf-8")
 
 
 def for_programs(
-    params: Compare, means: list[RunMeans], fitted: dict[str, Any] | None, curves: dict[str, Curve]
+    params: Compare,
+    means: list[RunMeans],
+    fitted: dict[str, Any] | None,
+    curves: dict[str, Curve],
+    found: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The contents of study.json, without the scores."""
+    """The contents of study.json. `found`: the scores of each run and seed."""
     import pandas as pd
 
     table = pd.DataFrame([line.flat() for line in means])
@@ -118,6 +135,7 @@ def for_programs(
         "summary": summary.to_dict("records"),
         "law": fitted,
         "curves": {run: {axis: values.tolist() for axis, values in curve.items()} for run, curve in curves.items()},
+        "scores": found,
     }
 
 

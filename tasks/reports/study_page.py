@@ -1,17 +1,17 @@
-"""The page of a study: its tables, and what to know before comparing its runs. The template has the sentences."""
+"""The page of a study: its answers, tables and pictures. The template has the sentences."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.wording import budget, counted
+from model.wording import counted
 from tasks.glue.table import TASKS
 from tasks.reports import plots
-from tasks.reports.losses import reads_no_context, vocabularies_differ
 from tasks.reports.markdown import Marked, escape, short
 from tasks.reports.rows import LOSS, RunMeans, StudyScore
 from tasks.reports.scores import COLUMNS, METRICS, WEAK
+from tasks.reports.study_cautions import cautions, have_bounds
 from tasks.reports.study_verdicts import Answer, best_loss, best_score, loss_difference, score_difference
 from tasks.reports.study_words import settings_table, words_table
 
@@ -25,7 +25,6 @@ UNITS = {
     "operations": (("exaFLOP", 1e18), ("petaFLOP", 1e15), ("teraFLOP", 1e12), ("gigaFLOP", 1e9)),
     "seconds": (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)),
 }
-EQUAL = 0.02  # runs whose operations differ by less have equal ones, as batches are whole
 MOST_ANSWERS = 3  # scores of which the head of the page names the best run
 MOST_LINES = 60  # of the picture of scores, and of a table of them that isn't folded
 VERDICTS = {
@@ -48,72 +47,64 @@ def page_values(
     has_curves: bool,
 ) -> dict[str, Any]:
     """What the template of the page shows. `about`: the params of the page."""
-    members = about["members"]
-    names = {one["run"]: [one["run"], *one["also"]] for one in members}
-    partial = {note for notes in rows["partial"] for note in notes}
-    has_many = len(scores) > MOST_LINES
-    answers = best_scores(means, scores)
     return {
         **about,
         **cautions(rows, means),
+        **answers_of(means, scores),
+        **tables_of(about, rows, means, scores),
+        **notes_of(rows),
         "runs": counted(len(means), "run"),
         "first": means[0].run,
-        "loss": best_loss(means),
-        "best_scores": answers,
-        "is_other_order": is_other_order(best_loss(means), answers, scores),
         "several": have_several_seeds(means),
+        "mark": WEAK,
+        "axes": ordered_axes(rows) if has_curves else [],
+        "law": law,
+        "law_rows": law_table(law or {}),
+    }
+
+
+def answers_of(means: list[RunMeans], scores: list[StudyScore]) -> dict[str, Any]:
+    """What the head of the page says: the best runs by loss and by scores."""
+    loss = best_loss(means)
+    answers = best_scores(means, scores)
+    return {
+        "loss": loss,
+        "best_scores": answers,
+        "is_other_order": is_other_order(loss, answers, scores),
+        "most_named": MOST_ANSWERS,
+        "named": named,
+    }
+
+
+def tables_of(
+    about: dict[str, Any], rows: "pd.DataFrame", means: list[RunMeans], scores: list[StudyScore]
+) -> dict[str, Any]:
+    """The tables of the page, but that of the law."""
+    members = about["members"]
+    names = {one["run"]: [one["run"], *one["also"]] for one in members}
+    has_many = len(scores) > MOST_LINES
+    return {
         "losses": loss_table(means, names),
         "costs": cost_section(means),
         "scores": score_table(means, score_columns(rows)) if has_many else [],
         "tables": interval_tables(means, scores),
         "finetuned": sorted({score.seeds for score in scores}),
-        "mark": WEAK,
-        "most_named": MOST_ANSWERS,
-        "named": named,
-        "axes": ordered_axes(rows) if has_curves else [],
-        "partial": [Marked(note) for note in sorted(partial)],
-        "weak": weak_scores(rows),
-        "problems": problems(rows),
         "words": words_table(about, rows),
         "settings": settings_table(members),
         "findings": [{"run": run, "the paper's finding": found} for run, found in about["published"].items()],
         "by_seed": seed_table(rows),
-        "law": law,
-        "law_rows": law_table(law or {}),
         "artifacts": artifact_table(rows),
     }
 
 
-def cautions(rows: "pd.DataFrame", means: list[RunMeans]) -> dict[str, Any]:
-    """What to know before comparing the runs; the template has the sentences."""
-    done = rows[rows["model"].ne("")]
-    trained = done[done["trained"]]
-    finished = [line for line in means if line.seeds]
-    measured = [line for line in finished if math.isfinite(line.loss)]
-    by_length = sorted(measured or finished, key=lambda line: (line.length_nats, line.run))
-    budgets = sorted(set(zip(trained["budget_unit"], trained["budget"], strict=True)))
-    operations = trained["operations"]
-    texts = done["text"].nunique()
+def notes_of(rows: "pd.DataFrame") -> dict[str, Any]:
+    """What is wrong with single runs and scores: partial data, weak scores, failures."""
+    partial = {note for notes in rows["partial"] for note in notes}
     return {
-        "base": (measured or finished)[0].run,
-        "early": [
-            line.run
-            for line in measured
-            if line.trained and reads_no_context(line.loss, line.length_nats, line.value("by_frequencies"))
-        ],
-        "lengths": (by_length[0], by_length[-1]),
-        "has_bounds": have_bounds(means),
-        "untrained": [line.run for line in measured if not line.trained],
-        "headless": list(dict.fromkeys(done["run"][done["new_head"] & ~done["trained"]])),
-        "new_heads": list(dict.fromkeys(trained["run"][trained["new_head"]])),
-        "budgets": [budget(amount, kind) for kind, amount in budgets],
-        "in_hours": set(trained["budget_unit"]) == {"hours"},
-        "unequal_operations": operations.max() > (1 + EQUAL) * operations.min(),
-        "common_text": done["evaluation"].ne("").any() and texts > 1,
-        "short": done["short"].any() and done["evaluation"].ne("").any(),
-        "doubts": sorted(set(done["doubt"]) - {""}),
-        "devices": sorted(set(done["device"])),
-    }  # fmt: skip
+        "partial": [Marked(note) for note in sorted(partial)],
+        "weak": weak_scores(rows),
+        "problems": problems(rows),
+    }
 
 
 def best_scores(means: list[RunMeans], scores: list[StudyScore]) -> list[tuple[str, str, bool, Answer]]:
@@ -176,12 +167,6 @@ def ordered_axes(rows: "pd.DataFrame") -> list[str]:
 def have_several_seeds(means: list[RunMeans]) -> bool:
     """Whether some run has several seeds, so that there is a spread."""
     return any(line.seeds > 1 and line.trained for line in means)
-
-
-def have_bounds(means: list[RunMeans]) -> bool:
-    """Whether the runs have different vocabularies, so that a loss says no more than bounds of the true one."""
-    lengths = [line.length_nats for line in means if line.seeds and math.isfinite(line.loss)]
-    return bool(lengths) and vocabularies_differ(min(lengths), max(lengths))
 
 
 def problems(rows: "pd.DataFrame") -> list[str]:
