@@ -261,24 +261,39 @@ class LossLine(NamedTuple):
 def run_losses(lines: Sequence[LossLine], path: Path) -> None:
     """The losses of a study's runs, a line for each: the mean, each seed, and the least that it may be in truth."""
     places = np.arange(len(lines), dtype=float)
-    losses = np.array([line.loss for line in lines])
     has_seeds = any(len(line.by_seed) > 1 for line in lines)
     label = "mean over seeds" if has_seeds else "held-out loss"
-    is_best = np.array([line.is_best for line in lines])
     names = [short_name(line.run) for line in lines]
     with _drawing(path, 1.2 + height_of_names(names) * len(lines), grid="x", columns=2) as axes:
         for place, line in zip(places, lines, strict=True):
-            if line.least is not None:
-                axes.plot([line.least, line.loss], [place, place], color=KEPT, linewidth=5, alpha=0.3, label=None)
-            if len(line.by_seed) > 1:
-                axes.plot(line.by_seed, [place] * len(line.by_seed), "|", color=KEPT, markersize=9)
-        axes.plot(losses, places, "o", color=KEPT, markersize=6, label=label)
-        axes.plot(losses[is_best], places[is_best], "o", color=ACCENT, markersize=8, label="the lowest")
-        if has_seeds:
-            axes.plot([], [], "|", color=KEPT, markersize=9, label="each seed")
-        if lines[0].least is not None:
-            axes.plot([], [], color=KEPT, linewidth=5, alpha=0.3, label="down to what it is at least")
+            _mark_spread(axes, line, place)
+        _mark_means(axes, lines, places, label)
+        _explain_spread(axes, has_seeds, has_bounds=lines[0].least is not None)
         axes.set(yticks=places, yticklabels=names, ylim=(len(names) - 0.4, -0.6), xlabel="nats per byte")
+
+
+def _mark_means(axes: "Axes", lines: Sequence[LossLine], places: np.ndarray, label: str) -> None:
+    """Mark the mean losses at these heights, the lowest in another colour. `label`: of the others."""
+    losses = np.array([line.loss for line in lines])
+    is_best = np.array([line.is_best for line in lines])
+    axes.plot(losses, places, "o", color=KEPT, markersize=6, label=label)
+    axes.plot(losses[is_best], places[is_best], "o", color=ACCENT, markersize=8, label="the lowest")
+
+
+def _mark_spread(axes: "Axes", line: LossLine, place: float) -> None:
+    """Mark the loss of each seed of a run at this height, and a band down to the least that it may be in truth."""
+    if line.least is not None:
+        axes.plot([line.least, line.loss], [place, place], color=KEPT, linewidth=5, alpha=0.3, label=None)
+    if len(line.by_seed) > 1:
+        axes.plot(line.by_seed, [place] * len(line.by_seed), "|", color=KEPT, markersize=9)
+
+
+def _explain_spread(axes: "Axes", has_seeds: bool, has_bounds: bool) -> None:
+    """Add the marks of seeds and of bounds to the legend."""
+    if has_seeds:
+        axes.plot([], [], "|", color=KEPT, markersize=9, label="each seed")
+    if has_bounds:
+        axes.plot([], [], color=KEPT, linewidth=5, alpha=0.3, label="down to what it is at least")
 
 
 def run_scores(scores: Sequence[StudyScore], path: Path) -> None:
@@ -291,16 +306,26 @@ def run_scores(scores: Sequence[StudyScore], path: Path) -> None:
     with _drawing(path, 1.3 + height * (len(scores) + len(columns)), grid="x", columns=2) as axes:
         for column in columns:
             own = [score for score in scores if score.column == column]
-            here = top + 1 + np.arange(len(own), dtype=float)
-            axes.text(0, top + 0.3, as_it_is(column), transform=axes.get_yaxis_transform(), weight="bold", va="center")
-            _mark_runs(axes, own, here)
-            places += here.tolist()
+            places += _draw_task(axes, column, own, top)
             labels += [short_name(score.run) for score in own]
             top += len(own) + 1
-        axes.plot([], [], "o", color=KEPT, markersize=6, label="score, 95 % interval")
-        axes.plot([], [], "o", color=ACCENT, markersize=8, label="the best")
-        axes.plot([], [], color=INK, linewidth=1, linestyle=":", label="majority class or mean")
+        _explain_runs(axes)
         axes.set(yticks=places, yticklabels=labels, ylim=(top + 0.2, -0.3), xlabel="score times 100")
+
+
+def _draw_task(axes: "Axes", column: str, scores: Sequence[StudyScore], top: float) -> list[float]:
+    """Write the name of a task below `top`, and mark its scores below it; their heights."""
+    places = top + 1 + np.arange(len(scores), dtype=float)
+    axes.text(0, top + 0.3, as_it_is(column), transform=axes.get_yaxis_transform(), weight="bold", va="center")
+    _mark_runs(axes, scores, places)
+    return places.tolist()
+
+
+def _explain_runs(axes: "Axes") -> None:
+    """Add the marks of scores to the legend."""
+    axes.plot([], [], "o", color=KEPT, markersize=6, label="score, 95 % interval")
+    axes.plot([], [], "o", color=ACCENT, markersize=8, label="the best")
+    axes.plot([], [], color=INK, linewidth=1, linestyle=":", label="majority class or mean")
 
 
 def _mark_runs(axes: "Axes", scores: Sequence[StudyScore], places: np.ndarray) -> None:
