@@ -56,12 +56,7 @@ def study(
         found = Forecast(plan)
         log.info(found.announcement(Path(study).stem))
     warn_of_unused(asked.about.recipe, without_empty(override), plan)
-    for run in asked.runs:
-        member = run.member
-        if member.seed == 0 and member.also:
-            log.info("%s and %s are the same at this scale; they are one run.", member.run, " and ".join(member.also))
-        if member.seed == 0 and member.problem:
-            log.warning("%s is not possible here: %s", member.run, member.problem)
+    log_odd_runs(asked.runs)
     if any(row.seconds is None for step, row in found.rows_of.items() if step.stage == PRETRAIN):
         log.info("Pretraining: %s on this machine, less what is cached.", estimate(asked.runs, usual_rate()))
     plan.check()
@@ -69,10 +64,25 @@ def study(
     with tags(Path(study).stem, f"until {until}"), keep_while_running(plan.needed()):
         execute(plan)
         page, members = compare_runs(asked, carry_out)
+    log_failures(members)
+    return page
+
+
+def log_odd_runs(runs: list[StudyRun]) -> None:
+    """Log which runs are one run under several names, and which are impossible."""
+    for run in runs:
+        member = run.member
+        if member.seed == 0 and member.also:
+            log.info("%s and %s are the same at this scale; they are one run.", member.run, " and ".join(member.also))
+        if member.seed == 0 and member.problem:
+            log.warning("%s is not possible here: %s", member.run, member.problem)
+
+
+def log_failures(members: list[Member]) -> None:
+    """Log how many runs failed, if any did."""
     failed = sum(bool(member.problem) for member in members)
     if failed:
         log.warning("%s of %s failed; the page says why.", failed, counted(len(members), "run"))
-    return page
 
 
 class StudyPlan(NamedTuple):

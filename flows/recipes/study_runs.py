@@ -315,29 +315,41 @@ def runs_of(study: Study, recipe: str, override: dict, seeds: int, scale: Scale,
     variants = find_variants(study, recipe, override, scale, until)
     first, base = find_first(variants, recipe, override, scale)
     if scale.multiple != 1:
-        usual = resolve_run(recipe, study.runs[first], override, scale._replace(multiple=1.0))
-        if usual == base:
-            raise InputError(
-                f"A multiple of {scale.multiple:g} changes nothing: models have whole blocks, and widths in steps of "
-                f"{POCKET_HEAD}. Choose one that is further from 1."
-            )
+        check_multiple(study.runs[first], base, recipe, override, scale)
     runs = []
     for variant in variants:
-        name, *others = variant.names
-        about: dict[str, Any] = {
-            "run": name,
-            "also": others,
-            "words": study.words.get(name, ""),
-            "problem": variant.problem,
-        }
-        if variant.recipe:
-            changed = changed_values(base, variant.recipe)
-            of_base = values_by_field(base)
-            about |= {"changes": changed, "usual": {field: of_base[field] for field in changed}}
+        about = about_variant(variant, base, study.words)
         for seed in range(seeds):
             member = Member(**about, seed=seed)
-            runs.append(StudyRun(member, with_seed(variant.recipe, name, seed) if variant.recipe else None))
+            own = with_seed(variant.recipe, member.run, seed) if variant.recipe else None
+            runs.append(StudyRun(member, own))
     return runs
+
+
+def check_multiple(changes: dict, base: Recipe, recipe: str, override: dict, scale: Scale) -> None:
+    """Raise InputError if the scale's multiple of the size changes nothing. `base`: the first run's recipe at it."""
+    usual = resolve_run(recipe, changes, override, scale._replace(multiple=1.0))
+    if usual == base:
+        raise InputError(
+            f"A multiple of {scale.multiple:g} changes nothing: models have whole blocks, and widths in steps of "
+            f"{POCKET_HEAD}. Choose one that is further from 1."
+        )
+
+
+def about_variant(variant: Variant, base: Recipe, words: dict[str, str]) -> dict[str, Any]:
+    """The fields of Member that all seeds of a run share. `base`: the first run's recipe; `words`: by run."""
+    name, *others = variant.names
+    about: dict[str, Any] = {
+        "run": name,
+        "also": others,
+        "words": words.get(name, ""),
+        "problem": variant.problem,
+    }
+    if variant.recipe:
+        changed = changed_values(base, variant.recipe)
+        of_base = values_by_field(base)
+        about |= {"changes": changed, "usual": {field: of_base[field] for field in changed}}
+    return about
 
 
 def find_first(variants: list[Variant], recipe: str, override: dict, scale: Scale) -> tuple[str, Recipe]:
