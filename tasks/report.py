@@ -64,11 +64,20 @@ def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     pictures = draw(content, lineage, steps, out)
     values = for_people(content, lineage, runs) | quotations(content)
     markdown = render("report", values | {"pictures": pictures, "model_found": bool(steps)})
-    (out / "report.md").write_text(markdown, encoding="utf-8")
-    (out / "report.html").write_text(page(markdown, params.title, pictures), encoding="utf-8")
-    (out / "README.md").write_text(card(lineage[name], lineage, values["glue"], values["own"]), encoding="utf-8")
-    (out / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    files = {
+        "report.md": markdown,
+        "report.html": page(markdown, params.title, pictures),
+        "README.md": card(lineage[name], lineage, values["glue"], values["own"]),
+        "report.json": json.dumps(content, indent=2) + "\n",
+    }
+    write_texts(files, out)
     return {"average": content["average"], "table": brief(content["scores"])}
+
+
+def write_texts(files: dict[str, str], out: Path) -> None:
+    """Write texts into a folder. `files`: by the file's name."""
+    for name, text in files.items():
+        (out / name).write_text(text, encoding="utf-8")
 
 
 def steps_of(name: str) -> dict[str, np.ndarray] | None:
@@ -187,32 +196,40 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
     """What the template of the page shows. `content`: of report.json; `runs`: those of finetuning."""
     rows: list[ScoreRow] = content["scores"]
     pretrained = lineage[content["pretrained"]]
-    tasks = {row["task"]: task_of(row) for row in rows}
-    settings = scores.settings_rows(content["finetuning"])
-    confusion = [sections.confusion_table(tasks[task], counts) for task, counts in content["confusion"].items()]
     shared = scores.HELPERS | recipe(pretrained, lineage) | funnel.text_sections(lineage)  # with the model card
     compared = compare(rows)
     return (
         shared
         | about_lineage(lineage, runs)
+        | about_scores(content, runs)
         | {
             "title": content["title"],
-            "glue_tasks": len(tasks.keys() & scores.NAMES.keys()),
             "verdict": verdict(rows, not context_doubt(pretrained["stats"], pretrained["params"])),
             "cards": cards_of(pretrained["stats"], shared["architecture"], compared),
             "compared": comparison_rows(compared),
             "one_seed": all(one.row["seeds"] == 1 for one in compared),
             "has_partial": any(one.row["partial"] for one in compared),
-            "published": sections.published(rows, content["finetuning"]),
-            "glue": sections.score_section(rows, content["title"], settings),
-            "settings": settings,
-            "own": sections.own_section(rows, finetuning_of(runs, own=True)),
-            "probes": [row for row in brief(rows) if row["task"] in PROBES and row["share"] == 1],
             "rules": content["rules"],
             "curve": content["learning_curve"],
-            "confusion": confusion,
         }
     )
+
+
+def about_scores(content: dict, runs: list[Artifact]) -> dict:
+    """What the template of the page shows in tables of scores. `content`: of report.json; `runs`: of finetuning."""
+    rows: list[ScoreRow] = content["scores"]
+    tasks = {row["task"]: task_of(row) for row in rows}
+    settings = scores.settings_rows(content["finetuning"])
+    confusion = [sections.confusion_table(tasks[task], counts) for task, counts in content["confusion"].items()]
+    return {
+        "glue_tasks": len(tasks.keys() & scores.NAMES.keys()),
+        "published": sections.published(rows, content["finetuning"]),
+        "glue": sections.score_section(rows, content["title"], settings),
+        "settings": settings,
+        "own": sections.own_section(rows, finetuning_of(runs, own=True)),
+        "probes": [row for row in brief(rows) if row["task"] in PROBES and row["share"] == 1],
+        "confusion": confusion,
+    }
 
 
 def quotations(content: dict) -> dict:
@@ -319,11 +336,16 @@ def draw_loss(held: list[dict], steps: dict[str, np.ndarray] | None, path: Path)
     times = np.array([evaluation["seconds"] for evaluation in held]) / size
     loss = np.array([evaluation["heldout_loss"] for evaluation in held])
     losses["held out"] = (times, loss)
+    second = tokens_over(times, held)
+    plots.lines(losses, f"{word}s", "loss, nats per token", path, marked=["held out"], second=second)
+
+
+def tokens_over(times: np.ndarray, held: list[dict]) -> plots.SecondAxis | None:
+    """The axis of tokens over the times of the evaluations; None unless both ascend."""
     unit, many = ("billion", 1e9) if held[-1]["tokens"] >= 1e9 else ("million", 1e6)
     tokens = np.array([evaluation["tokens"] for evaluation in held]) / many
     is_ascending = len(held) > 1 and (np.diff(times) > 0).all() and (np.diff(tokens) > 0).all()
-    second = plots.SecondAxis(f"{unit} tokens", times, tokens) if is_ascending else None
-    plots.lines(losses, f"{word}s", "loss, nats per token", path, marked=["held out"], second=second)
+    return plots.SecondAxis(f"{unit} tokens", times, tokens) if is_ascending else None
 
 
 def draw_speed(steps: dict[str, np.ndarray], path: Path) -> None:

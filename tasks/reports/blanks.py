@@ -15,7 +15,7 @@ import numpy as np
 import regex
 
 from tasks.reports.markdown import Marked, escape
-from tasks.text.tokenizer import divide_text, load_tokenizer, specials_of, words_in
+from tasks.text.tokenizer import Spans, divide_text, load_tokenizer, specials_of, words_in
 from tasks.text.wordpiece import CONTINUES
 
 if TYPE_CHECKING:
@@ -185,20 +185,39 @@ def hide(sentence: str, tokenizer: "Tokenizer", unknown: int) -> Hidden | None:
     """The sentence with the word to hide; None if it has none, or a word that is `unknown`, [UNK]."""
     ids, owners, _ = divide_text(sentence, tokenizer, unknown)
     spans = words_in(sentence)
-    words = [sentence[begin:end] for begin, end in zip(spans.begins.tolist(), spans.ends.tolist(), strict=True)]
+    words = texts_in(sentence, spans)
     if len(words) < FEWEST_WORDS or unknown in ids:
         return None
     sizes = np.bincount(owners[owners >= 0], minlength=len(words))
+    number = word_to_hide(sentence, words, sizes)
+    if number is None:
+        return None
+    places = np.flatnonzero(owners == number)
+    first = int(places[0])
+    entry = str(tokenizer.id_to_token(int(ids[first])))
+    if entry.startswith(CONTINUES) or has_gaps(places):
+        return None
+    return Hidden(sentence, int(spans.begins[number]), int(spans.ends[number]), ids.tolist(), first, pieces=len(places))
+
+
+def has_gaps(places: np.ndarray) -> bool:
+    """Whether places, in order, don't follow one another."""
+    return bool(places[-1] - places[0] + 1 != len(places))
+
+
+def texts_in(sentence: str, spans: Spans) -> list[str]:
+    """The words of a sentence that stand in these spans."""
+    begins = spans.begins.tolist()
+    ends = spans.ends.tolist()
+    return [sentence[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def word_to_hide(sentence: str, words: list[str], sizes: np.ndarray) -> int | None:
+    """The number of the word to hide, one of the fewest pieces; None if none is fit. `sizes`: of words, in pieces."""
     fit = [i for i, word in enumerate(words) if i > 0 and can_hide(word, words) and 0 < sizes[i] <= MOST_PIECES]
     if not fit:
         return None
-    number = min(fit, key=lambda i: (sizes[i], digest(words[i] + sentence)))
-    places = np.flatnonzero(owners == number)
-    first = int(places[0])
-    is_in_pieces = str(tokenizer.id_to_token(int(ids[first]))).startswith(CONTINUES)
-    if is_in_pieces or places[-1] - first + 1 != len(places):
-        return None
-    return Hidden(sentence, int(spans.begins[number]), int(spans.ends[number]), ids.tolist(), first, pieces=len(places))
+    return min(fit, key=lambda i: (sizes[i], digest(words[i] + sentence)))
 
 
 def can_hide(word: str, words: list[str]) -> bool:
@@ -221,10 +240,7 @@ def fill(bert: "Bert", tokenizer: "Tokenizer", hidden: Hidden) -> Blank:
     right = ids[places].clone()
     ids[places] = specials.mask
     found = most_likely(bert, ids, places, kinds_of_entries(tokenizer, specials))
-    log_right = sum(
-        float(scores_at(bert, with_pieces(ids, places, right[None, :i]), places[i])[0, right[i]])
-        for i in range(hidden.pieces)
-    )
+    log_right = log_probability(bert, ids, places, right)
     guesses = [guess_of(tokenizer, pieces, log_share) for pieces, log_share in found[:GUESSES]]
     return {
         "before": hidden.sentence[: hidden.begin],
@@ -235,6 +251,16 @@ def fill(bert: "Bert", tokenizer: "Tokenizer", hidden: Hidden) -> Blank:
         "right": found[0][0] == right.tolist(),
         "guesses": guesses,
     }
+
+
+def log_probability(bert: "Bert", ids: "torch.Tensor", places: "torch.Tensor", pieces: "torch.Tensor") -> float:
+    """Of a word in these places, (K,), by its pieces, (K,): of each piece after those before it. `ids`: (S,)."""
+    logs = []
+    for i, place in enumerate(places):
+        filled = with_pieces(ids, places, pieces[None, :i])
+        scores_1V = scores_at(bert, filled, place)
+        logs.append(float(scores_1V[0, pieces[i]]))
+    return sum(logs)
 
 
 def kinds_of_entries(tokenizer: "Tokenizer", specials: "Specials") -> "torch.Tensor":

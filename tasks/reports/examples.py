@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.glue.table import LABEL, Task, task_of
@@ -35,6 +36,15 @@ class Answers(TypedDict):
     mistakes: int | None  # None for numbers
 
 
+class Predicted(NamedTuple):
+    """The examples of a split with a model's predictions."""
+
+    rows: pa.Table
+    labels: list[str]  # in words
+    predictions: list[str]  # in words
+    scores: np.ndarray  # (n, classes)
+
+
 class Judged(NamedTuple):
     """How sure a model was of its answers, and whether they are right."""
 
@@ -54,35 +64,42 @@ def answers_of(run: Artifact) -> Answers | None:
 
 def answers_in(path: Path, task: Task, name: str, split: str) -> Answers:
     """The answers in a file of predictions. `name`: of the task."""
-    rows = pq.read_table(path, filters=[("split", "=", split)])
-    labels = in_words(task, rows[LABEL].to_pylist())
-    predictions = in_words(task, rows["prediction"].to_pylist())
-    scores = np.array(rows["scores"].to_pylist(), dtype=np.float64).reshape(len(labels), -1)
-    judged = judge(task, labels, predictions, scores)
-
-    def examples(order: np.ndarray) -> list[Example]:
-        shown = []
-        for number in order[:SHOWN].tolist():
-            probability = None if judged.probabilities is None else round(float(judged.probabilities[number]), 4)
-            shown.append(
-                Example(
-                    texts=[shortened(rows[column][number].as_py()) for column in task.columns],
-                    label=labels[number],
-                    prediction=predictions[number],
-                    probability=probability,
-                )
-            )
-        return shown
-
+    predicted = read_predicted(path, task, split)
+    judged = judge(task, predicted.labels, predicted.predictions, predicted.scores)
     return {
         "task": name,
         "title": task.title,
         "kind": task.kind,
-        "right": examples(judged.right_order),
-        "wrong": examples(judged.wrong_order),
-        "examples": len(labels),
+        "right": first_examples(judged.right_order, task, predicted, judged.probabilities),
+        "wrong": first_examples(judged.wrong_order, task, predicted, judged.probabilities),
+        "examples": len(predicted.labels),
         "mistakes": None if task.kind == "regression" else len(judged.wrong_order),
     }
+
+
+def read_predicted(path: Path, task: Task, split: str) -> Predicted:
+    """What a file of predictions has of a split."""
+    rows = pq.read_table(path, filters=[("split", "=", split)])
+    labels = in_words(task, rows[LABEL].to_pylist())
+    predictions = in_words(task, rows["prediction"].to_pylist())
+    scores = np.array(rows["scores"].to_pylist(), dtype=np.float64).reshape(len(labels), -1)
+    return Predicted(rows, labels, predictions, scores)
+
+
+def first_examples(
+    order: np.ndarray, task: Task, predicted: Predicted, probabilities: np.ndarray | None
+) -> list[Example]:
+    """The first examples in this order to show. `probabilities`: (n,) of the predictions; None for numbers."""
+    shown = []
+    for number in order[:SHOWN].tolist():
+        example = Example(
+            texts=[shortened(predicted.rows[column][number].as_py()) for column in task.columns],
+            label=predicted.labels[number],
+            prediction=predicted.predictions[number],
+            probability=None if probabilities is None else round(float(probabilities[number]), 4),
+        )
+        shown.append(example)
+    return shown
 
 
 def judge(task: Task, labels: list[str], predictions: list[str], scores: np.ndarray) -> Judged:

@@ -159,8 +159,13 @@ def scores(
         majority = [row["majority"][row["metric"]] for row in rows]
         axes.plot(majority, places, "|", color=INK, markersize=14, label="majority class or mean")
         _mark_others(axes, rows, others)
-        labels = [as_it_is(row["column"]) + ("*" if row["partial"] else "") for row in rows]
-        axes.set(yticks=places, yticklabels=labels, ylim=(len(labels) - 0.4, -0.5), xlabel="score times 100")
+        _name_scores(axes, rows, places)
+
+
+def _name_scores(axes: "Axes", rows: Sequence[ScoreRow], places: np.ndarray) -> None:
+    """Write the names of scores at these heights, with a star where the data is partial."""
+    labels = [as_it_is(row["column"]) + ("*" if row["partial"] else "") for row in rows]
+    axes.set(yticks=places, yticklabels=labels, ylim=(len(labels) - 0.4, -0.5), xlabel="score times 100")
 
 
 def _mark_scores(axes: "Axes", rows: Sequence[ScoreRow], places: np.ndarray, colour: str, label: str) -> None:
@@ -357,22 +362,10 @@ def height_of_names(names: Sequence[str]) -> float:
 def funnel(bars: Sequence[Bar], path: Path) -> None:
     """The documents that each stage kept, held out and dropped, a bar for each."""
     places = np.arange(len(bars))
-    parts = (
-        ("kept", KEPT, "kept"),
-        ("held", ACCENT, "held out, never trained on"),
-        ("dropped", DROPPED, "dropped here"),
-    )
     most = max(sum(bar[1:]) for bar in bars)
     with _drawing(path, 1.1 + 0.4 * len(bars), grid="x", columns=3) as axes:
-        before = np.zeros(len(bars))
-        for name, colour, label in parts:
-            sizes = np.array([getattr(bar, name) for bar in bars], dtype=float)
-            if sizes.any():
-                axes.barh(places, sizes, left=before, height=0.6, color=colour, label=label)
-            before += sizes
-        for place, bar, end in zip(places, bars, before, strict=True):
-            words = f" {bar.kept:,}" + (f" (−{bar.dropped:,})" if bar.dropped else "")
-            axes.text(end, float(place), words, va="center", fontsize=9)
+        ends = _stack_parts(axes, bars, places)
+        _write_counts(axes, bars, places, ends)
         axes.set(
             yticks=places,
             yticklabels=[bar.stage for bar in bars],
@@ -382,6 +375,29 @@ def funnel(bars: Sequence[Bar], path: Path) -> None:
         )
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.xaxis.set_major_locator(whole_numbers())
+
+
+def _stack_parts(axes: "Axes", bars: Sequence[Bar], places: np.ndarray) -> np.ndarray:
+    """Draw the parts of bars at these heights, side by side; returns where each bar ends."""
+    parts = (
+        ("kept", KEPT, "kept"),
+        ("held", ACCENT, "held out, never trained on"),
+        ("dropped", DROPPED, "dropped here"),
+    )
+    ends = np.zeros(len(bars))
+    for name, colour, label in parts:
+        sizes = np.array([getattr(bar, name) for bar in bars], dtype=float)
+        if sizes.any():
+            axes.barh(places, sizes, left=ends, height=0.6, color=colour, label=label)
+        ends = ends + sizes
+    return ends
+
+
+def _write_counts(axes: "Axes", bars: Sequence[Bar], places: np.ndarray, ends: np.ndarray) -> None:
+    """Write the numbers of documents kept and dropped at the ends of bars."""
+    for place, bar, end in zip(places, bars, ends, strict=True):
+        words = f" {bar.kept:,}" + (f" (−{bar.dropped:,})" if bar.dropped else "")
+        axes.text(end, float(place), words, va="center", fontsize=9)
 
 
 def whole_numbers() -> "MaxNLocator":
