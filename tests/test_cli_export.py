@@ -110,6 +110,14 @@ def test_nothing_of_the_text_the_files_or_the_paths_is_in_an_export(made, name: 
     assert "cram export" not in card
 
 
+@pytest.mark.parametrize("command", ["export", "push"])
+def test_a_tasks_name_is_its_newest_kept_model(made, command: str, tmp_path: Path):
+    place = [tmp_path / "out"] if command == "export" else ["some/body", "--dry-run"]
+    assert f"{made['tuned'].name}, task topics" in ran(command, "topics", *place)
+    with pytest.raises(InputError, match="'topic'"):
+        ran(command, "topic", *place)
+
+
 def test_the_card_has_the_scores_of_the_newest_report_of_this_very_model(made, tmp_path: Path, monkeypatch):
     assert made["report"].name in ran("export", "latest", tmp_path / "a")
     card = ModelCard((tmp_path / "a" / "README.md").read_text())

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 STAGES = ("pretrain", "finetune")
 TOKENS = "https://huggingface.co/settings/tokens"
 Model = Annotated[
-    str, typer.Argument(metavar="KEY", help="Model: pretrain/KEY, finetune/KEY, a key, its start, or `latest`.")
+    str,
+    typer.Argument(
+        metavar="KEY", help="Model: pretrain/KEY, finetune/KEY, a key, its start, `latest`, or a task's name."
+    ),
 ]
 WithCode = Annotated[
     bool | None,
@@ -143,17 +146,20 @@ def print_terms(source: "Source", licence: str) -> None:
 
 
 def find_source(name: str) -> "Source":
-    """The model of that name. Raises InputError for a folder without a manifest."""
+    """The model of that name; of a task's, the newest kept. Raises InputError for a folder without a manifest."""
     from tasks.reports.model_folder import Source
     from tasks.store.artifacts import LINEAGE, artifacts_of
     from tasks.store.manifests import MANIFEST
 
     stages = []
     for stage in STAGES:
-        if name.startswith(f"{stage}/") or any(artifact.key.startswith(name) for artifact in artifacts_of(stage)):
+        made = artifacts_of(stage)
+        has_key = any(artifact.key.startswith(name) for artifact in made)
+        has_task = any(artifact.manifest["params"].get("task") == name for artifact in made)
+        if name.startswith(f"{stage}/") or has_key or has_task:
             stages.append(stage)
     if len(stages) > 1:
-        raise InputError(f"Models of two stages begin with {name!r}. Name it as pretrain/KEY or finetune/KEY.")
+        raise InputError(f"{name!r} names models of two stages. Name it as pretrain/KEY or finetune/KEY.")
     folder = model_folder(stages[0] if stages else STAGES[0], name).resolve()
     about = read_json(folder / MANIFEST)
     config = read_json(folder / "config.json")
