@@ -218,6 +218,7 @@ def test_a_model_to_start_from_is_adapted_or_without_text_only_finetuned(folder:
     assert made["recipe"] == "pocket-adapt"
     assert made.get("use") == use
     assert made.get("pretrain", {}).get("start") == (None if use else "a/b")
+    assert made.get("finetune", {}).get("baseline", False) is False, "a whole encoder untrained takes too long"
     assert "vocabulary" not in made  # which is the model's
 
 

@@ -353,7 +353,9 @@ def pretrain_section(found: Found, folder: Path, budget: str) -> Section:
 def finetune_section(found: Found) -> Section:
     """What is common to all tasks."""
     section = Section("[finetune]")
-    if not found.only_finetunes:
+    if found.start and not found.only_finetunes:
+        section.set("baseline", False, "`cram study adapt` compares with the encoder as it is")
+    elif not found.only_finetunes:
         section.set("baseline", True, "also without pretraining, so that you see what your text brings")
     length, _ = length_for(found.tasks)
     if length != LENGTHS[0]:
