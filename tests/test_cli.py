@@ -26,6 +26,7 @@ from prefect.exceptions import ParameterTypeError
 from typer.testing import CliRunner
 
 from flows.cli import common, main
+from flows.cli.artifacts import differences
 from flows.cli.ending import signals_as_sentences
 from flows.cli.execution import ServerLost, execute
 from flows.cli.main import app
@@ -285,6 +286,12 @@ def test_show_begins_with_time_in_which_training_stood_still_if_it_was_more_than
     shown = show("show", "pretrain/d4")
     assert ("Training stood still for 25 seconds" in shown.split("params")[0]) is said
     assert f'"stopped_seconds": {stopped}' in shown
+
+
+def test_the_line_of_an_artifact_has_how_it_differs_and_no_digests():
+    tasks = [("a", "1" * 64), ("b", "2" * 64)]
+    made = [{"params": {"task": task, "data": {"train": [f"{digest}.csv"]}}, "inputs": {}} for task, digest in tasks]
+    assert differences(made) == ["task=a", "task=b"]
 
 
 def test_ls_and_show_list_artifacts_and_their_differences(store: Path):

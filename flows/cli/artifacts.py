@@ -1,6 +1,7 @@
 """`cram ls`, `cram show` and `cram diff`: the artifacts of the store, and how two of them differ."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ from tasks.store.manifests import kept_files
 if TYPE_CHECKING:  # importing the store imports Prefect
     from tasks.store.artifacts import Artifact
 
+DIGEST = re.compile(r"\b[0-9a-f]{64}\b")  # SHA-256
 MOST_ROWS = 40  # by name in statistics and their table; a folder of letters can have as many sources
 
 
@@ -202,7 +204,7 @@ def brief(value: str) -> str:
 
 
 def differences(manifests: list[dict]) -> list[str]:
-    """For each artifact of a stage, the params and inputs in which they differ."""
+    """For each artifact of a stage, the params and inputs in which they differ, without digests of files."""
     every = []
     for manifest in manifests:
         inputs = flat(manifest["inputs"])
@@ -211,7 +213,8 @@ def differences(manifests: list[dict]) -> list[str]:
     differing = [name for name in names if len({values.get(name) for values in every}) > 1]
     texts = []
     for values in every:
-        own = [f"{name}={brief(values[name])}" for name in differing if name in values]
+        shown = [name for name in differing if name in values and not DIGEST.search(values[name])]
+        own = [f"{name}={brief(values[name])}" for name in shown]
         texts.append(printable(", ".join(own)))
     return texts
 
