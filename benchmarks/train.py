@@ -41,7 +41,7 @@ from model import machine, masking
 from model.bert import Bert, operations, operations_per_token
 from model.checkpoint import METRICS
 from model.errors import InputError
-from model.export import TOKENS
+from model.export import token_ids
 from model.heldout import Heldout
 from model.layers import inner
 from model.masking import Corpus
@@ -138,7 +138,7 @@ def peer_model(case: Case) -> nn.Module:
     a, dropout = case.architecture, case.training.dropout
     sizes = {"vocab_size": case.vocabulary, "num_hidden_layers": a.layers, "hidden_size": a.hidden}
     sizes |= {"num_attention_heads": a.heads, "intermediate_size": inner(a), "max_position_embeddings": case.length}
-    sizes |= TOKENS
+    sizes |= token_ids(SPECIALS)
     if case.peer == "BERT":
         rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
         return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, **rates))

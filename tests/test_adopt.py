@@ -216,7 +216,7 @@ def test_another_budget_starts_from_scratch_and_says_how_to_start_from_the_model
         made(first["override"] | {"pretrain": first["override"]["pretrain"] | {"budget": 2_000}})
     name = first["model"].name
     assert f"{name} has the same settings but a budget of 30,000 tokens" in caplog.text
-    assert f'\'{{"pretrain": {{"start": "{name}"}}}}\'' in caplog.text
+    assert f"--set pretrain.start={name}" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO):
         made(first["override"] | {"pretrain": first["override"]["pretrain"] | {"budget": 2_000, "seed": 1}})

@@ -277,8 +277,8 @@ def test_every_source_is_pinned_licensed_and_reads_its_shards_only():
 def test_shards_are_read_in_the_order_of_their_names_and_progress_counts_text(online: Hub, monkeypatch):
     bars, progress = [], download_stage.Progress
 
-    def recorded(*given: object) -> download_stage.Progress:
-        bars.append(progress(*given))
+    def recorded(*given: object, **more: object) -> download_stage.Progress:
+        bars.append(progress(*given, **more))
         return bars[-1]
 
     monkeypatch.setattr(download_stage, "Progress", recorded)

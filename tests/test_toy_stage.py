@@ -164,9 +164,9 @@ def test_a_run_ends_with_scores_blanks_and_the_path_of_the_report_after_a_short_
     lines = whole.rerun.stdout.strip().splitlines()
     assert lines[0].split()[:3] == ["task", "metric", "score"]
     assert lines[1].startswith("neighbours")
-    shares = [len(re.findall(r" \d+%", line)) for line in lines]  # a token may be a % too
-    assert [count for count in shares if count] == [3, 3, 3]
-    assert f"pretrain/{(whole.store / 'pretrain' / 'latest').resolve().name}:" in whole.rerun.stdout
+    shares = [len(re.findall(r" [\d.]+ %", line)) for line in lines]
+    assert {count for count in shares if count} == {3}, "guesses at each hidden word"
+    assert f"pretrain/{(whole.store / 'pretrain' / 'latest').resolve().name}, in held-out text" in whole.rerun.stdout
     assert Path(lines[-1].removeprefix("Full report: ")).is_file()
     assert whole.cached.stdout == whole.rerun.stdout
     for run in (whole.rerun, whole.cached):

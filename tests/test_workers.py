@@ -432,7 +432,7 @@ def test_runs_have_at_most_so_many_processes_none_of_which_outlives_them(tmp_pat
     assert all(10 < peak < 10_000 for peak in peaks)
     amounts, notes = zip(*(call.args[1:] for call in updates.call_args_list), strict=True)
     assert sum(amounts) == 60, "the examples of all runs"
-    assert notes[-1].startswith("6 of 6 runs")
+    assert notes[-1].startswith("6 of 6 done")
     assert any("; 3 halfway" in note for note in notes)
     assert run_one(tmp_path, 5) == (25, os.getpid()), "one alone needs no other process"
 

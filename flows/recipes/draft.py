@@ -111,7 +111,7 @@ def render(section: Section) -> str:
     for name, value, note, off in section.settings:
         line = f"{'# ' if off else ''}{name} = {toml_value(value)}"
         behind = f"{line}  # {printable(note)}" if note else line
-        if len(behind) <= WIDTH:
+        if not note or len(behind) <= WIDTH:
             lines.append(behind)
         else:
             lines += [*commented(note[0].upper() + note[1:]), line]
