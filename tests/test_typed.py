@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from chain import refusal_of
+from typer.testing import CliRunner
 
 from flows.cli import fields
 from flows.cli.fields import field_names, recipes_and_files, settings_to_complete
+from flows.cli.main import app
 from flows.recipes.files import PARSERS
 from flows.recipes.recipe import Recipe, fields_of, resolve
 from flows.recipes.typed import changes_of
@@ -127,6 +129,21 @@ def test_an_override_may_be_a_file_or_standard_input(tmp_path: Path, monkeypatch
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         given = name if name == "-" else str(tmp_path / name)
         assert changes_of([given], ["pretrain.clip=null"]) == {"pretrain": {"batch_size": 16, "clip": None}}
+
+
+@pytest.mark.parametrize("name", ["my.toml", "-"])
+def test_a_study_takes_the_tables_of_a_recipe_file_and_says_what_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+):
+    monkeypatch.chdir(tmp_path)
+    text = 'recipe = "demo"\nuntil = "report"\n[pretrain]\nbatch_size = 16\n[use]\nfilter = "latest"\n'
+    Path("my.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    assert changes_of([name], [], tables_only=True) == {"pretrain": {"batch_size": 16}}
+    [said] = caplog.messages
+    assert "recipe, until, use" in said
+    done = CliRunner().invoke(app, ["study", "masking", "--list", "--override", "my.toml"])
+    assert done.exit_code == 0, done.exception
 
 
 @pytest.mark.parametrize(

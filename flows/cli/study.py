@@ -44,9 +44,11 @@ def study(
     """Run recipes that differ in one respect, and compare them on one page. Shared stages run once."""
     if until not in LAST_STAGES:
         raise InputError(f"--until is {until!r}; a study ends with {' or '.join(LAST_STAGES)}.")
+    from flows.logs import log_to_terminal
     from flows.recipes.typed import changes_of
 
-    changes = changes_of(override or [], settings or [])
+    log_to_terminal()
+    changes = changes_of(override or [], settings or [], tables_only=True)
     if listed:
         names = [name] if name else study_names()
         list_studies(names, recipe, changes, seeds, scale, until)

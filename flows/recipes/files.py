@@ -4,6 +4,7 @@ A path in such a file counts from the folder that the file is in.
 """
 
 import json
+import logging
 import os
 import tomllib
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from model.errors import InputError
 from tasks.glue.own import FILE
 from tasks.store.artifacts import LATEST
 
+log = logging.getLogger(__name__)
 RECIPE = "recipe"
 ABOUT_THE_RUN = (RECIPE, "until", "use")  # in a recipe file, beside the tables of the stages
 EXAMPLE = 'recipe = "pocket-frontier"'
@@ -123,11 +125,28 @@ def other_file(path: Path) -> str:
     return f" {did_you_mean(path.name, names)}".rstrip()
 
 
-def read_changes(path: Path) -> dict[str, Any]:
-    """The changes to a recipe in a file, by stage. Raises InputError for unknown fields and values of wrong types."""
+def read_changes(path: Path, tables_only: bool = False) -> dict[str, Any]:
+    """The changes to a recipe in a file, by stage. Raises InputError for unknown fields and values of wrong types.
+
+    `tables_only`: of a recipe file, take the tables of its stages, instead of refusing it.
+    """
     changes = read_tables(path)
+    if tables_only:
+        changes = tables_of_stages(changes, str(path))
     check_no_recipe(changes, str(path))
     return checked(changes, path)
+
+
+def tables_of_stages(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    """What a recipe file says of stages; its recipe, `until` and `use` are left out, as the log says. `name`: its own.
+
+    Other changes stay as they are.
+    """
+    if RECIPE not in tables:
+        return tables
+    left_out = [field for field in ABOUT_THE_RUN if field in tables]
+    log.warning("%s is a recipe file: its tables of stages count here, but not its %s.", name, ", ".join(left_out))
+    return {field: value for field, value in tables.items() if field not in left_out}
 
 
 def check_no_recipe(changes: dict[str, Any], name: str) -> None:

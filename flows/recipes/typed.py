@@ -6,7 +6,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flows.recipes.files import EXAMPLE_OF_CHANGES, SUFFIXES, check_no_recipe, is_settings_file, parse, read_changes
+from flows.recipes.files import (
+    EXAMPLE_OF_CHANGES,
+    SUFFIXES,
+    check_no_recipe,
+    is_settings_file,
+    parse,
+    read_changes,
+    tables_of_stages,
+)
 from flows.recipes.recipe import (
     Recipe,
     check_changes,
@@ -23,11 +31,14 @@ STANDARD_INPUT = "-"
 EXAMPLE = "--set 'pretrain.budget=3 minutes'"
 
 
-def changes_of(overrides: list[str], settings: list[str]) -> dict[str, Any]:
-    """The changes of several --override and then of several --set; later values win."""
+def changes_of(overrides: list[str], settings: list[str], tables_only: bool = False) -> dict[str, Any]:
+    """The changes of several --override and then of several --set; later values win.
+
+    `tables_only`: of a recipe file, take the tables of its stages, instead of refusing it.
+    """
     changes: dict[str, Any] = {}
     for text in overrides:
-        changes = merge(changes, changes_in(text))
+        changes = merge(changes, changes_in(text, tables_only))
     typed: dict[str, Any] = {}
     for text in settings:
         typed = merge(typed, setting_in(text))
@@ -37,14 +48,16 @@ def changes_of(overrides: list[str], settings: list[str]) -> dict[str, Any]:
 # Changes in JSON or in a file
 
 
-def changes_in(text: str) -> dict[str, Any]:
+def changes_in(text: str, tables_only: bool) -> dict[str, Any]:
     """The changes of an --override: a JSON object, the name of a file, or - for standard input."""
     if is_settings_file(text):
-        return read_changes(Path(text))
+        return read_changes(Path(text), tables_only)
     if text == STANDARD_INPUT:
         content = sys.stdin.read()
         suffix = ".json" if content.lstrip().startswith("{") else ".toml"
         changes = parse(content, suffix, "Standard input")
+        if tables_only:
+            changes = tables_of_stages(changes, "Standard input")
         check_no_recipe(changes, "Standard input")
         check_changes(changes)
         return changes
