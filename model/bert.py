@@ -140,6 +140,7 @@ class Bert(nn.Module):
         self.norm = norm(architecture, architecture.hidden) if architecture.final_norm else nn.Identity()
         self.head = Head(architecture, vocabulary)
         self.kept: Kept | None = None
+        self.has_new_head = True  # whether the vocabulary head is untrained, as in a bare encoder that was loaded
         self.dropout = Dropout(0.0)
         self.trained_in: torch.dtype | None = None  # the states between blocks; None: as the weights
         initialize(self, torch.Generator().manual_seed(seed))

@@ -77,7 +77,7 @@ NAMES: dict[str, dict[str, str]] = {
 # what a public BERT may have besides: the head for pairs of sentences, copies of tied weights, numbers of positions
 UNUSED = ("pooler.", "cls.seq_relationship.", "cls.predictions.decoder.", "embeddings.position_ids")
 # fields of config.json that have one allowed value, as no axis of Architecture sets them
-FIXED = {"hidden_act", "hidden_activation", "layer_types", "rope_parameters"}
+FIXED = {"hidden_act", "hidden_activation", "position_embedding_type", "layer_types", "rope_parameters"}
 BERT = {  # fields of config.json that only BERT has
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.0,
@@ -207,6 +207,7 @@ def _load(config: dict, folder: Path, specials: Specials) -> Bert:
     if TYPES in state:
         _add_types(bert, state)
     bert.load_state_dict(bert.state_dict() | state)
+    bert.has_new_head = not any(name.startswith(VOCABULARY) for name in state)
     return bert
 
 
@@ -248,6 +249,8 @@ def _family(config: dict, bert: Bert) -> str:
     family, why_not = transformers_model(bert.architecture)
     if family is None or family.lower() != name:
         raise ValueError(f"model_type {name!r} does not have this layout; {why_not or family}")
+    if config.get("is_decoder"):
+        raise ValueError("is_decoder is true; expected an encoder, whose tokens see both sides")
     for field, value in config_of(family, bert).items():
         if field in FIXED and config.get(field, value) != value:
             raise ValueError(f"{field} is {config[field]!r}; expected {value!r}")
@@ -259,11 +262,20 @@ def bare(name: str) -> str:
     return name.removeprefix(ENCODER).removeprefix("model.")
 
 
+def unpickle(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file of torch. Runs no code of the file; raises ValueError if it isn't one of tensors."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickle, zipfile, struct or torch, by what is wrong with the file
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path.name} can't be read: {type(error).__name__}: {reason}") from error
+
+
 def tensors_in(folder: Path) -> dict[str, Tensor]:
     """All tensors in a folder: of one file, or of those that an index lists, as transformers saves large models."""
     files = {WEIGHTS}
     if not (folder / WEIGHTS).exists() and (folder / PICKLED).exists():
-        return torch.load(folder / PICKLED, map_location="cpu", weights_only=True)  # runs no code of the file
+        return unpickle(folder / PICKLED)
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         files = set(index["weight_map"].values())

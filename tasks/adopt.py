@@ -75,7 +75,6 @@ def adopt(params: Adopt, out: Path) -> dict:
 def adopt_public(params: Adopt, tokenizer: Tokenizer, out: Path) -> dict:
     """Write the model of another program as cram writes models. Returns its name, and whether its head is new."""
     from model import export  # loads torch
-    from model.layouts import HEADS, head_of
 
     bert = load_model(params.folder, tokenizer)
     export.save(bert, out)
@@ -83,14 +82,13 @@ def adopt_public(params: Adopt, tokenizer: Tokenizer, out: Path) -> dict:
     if LINEAGE in params.files:
         shutil.copyfile(params.folder / LINEAGE, out / LINEAGE)
     config = json.loads((params.folder / "config.json").read_text(encoding="utf-8"))
-    has_head = head_of(config) in HEADS
-    if not has_head:
+    if bert.has_new_head:
         log.warning(
             "%s has no head that predicts masked words. It gets a new one, which only pretraining makes useful; "
             "finetuning doesn't need it.",
             params.folder,
         )
-    return {"public": config.get("_name_or_path") or params.folder.name, "new_head": not has_head}
+    return {"public": config.get("_name_or_path") or params.folder.name, "new_head": bert.has_new_head}
 
 
 def find_model(name: str, stage: str = "pretrain", heads: Collection[str] | None = None) -> Artifact:
@@ -101,9 +99,12 @@ def find_model(name: str, stage: str = "pretrain", heads: Collection[str] | None
     """
     if stage != "pretrain":
         return find(stage, name)
-    is_folder = name != LATEST and os.path.isdir(name)  # unlike Path.is_dir, False for names that are too long
+    folder = os.path.expanduser(name)
+    is_folder = name != LATEST and os.path.isdir(folder)  # unlike Path.is_dir, False for names that are too long
     if is_folder:
-        return find_or_adopt(Path(name).resolve(), heads)
+        return find_or_adopt(Path(folder).resolve(), heads)
+    if name.startswith(("/", ".", "~")):
+        raise InputError(f"There is no folder {name}. Name one with a model, or a model that `cram ls pretrain` lists.")
     before, _, key = name.rpartition("/")
     is_key = key == LATEST or KEY.fullmatch(key)
     if before in ("", "pretrain") and is_key:
@@ -155,10 +156,14 @@ def find_or_adopt(folder: Path, heads: Collection[str] | None) -> Artifact:
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in a folder. Raises InputError if there is none, or if it isn't WordPiece with BERT's tokens."""
-    if (folder / FILES[0]).exists() or not (folder / WORDS).exists():
+    if (folder / FILES[0]).exists():
         tokenizer = load_tokenizer(folder)
-    else:
+    elif (folder / WORDS).exists():
         tokenizer = tokenizer_of_words(folder)
+    else:
+        raise InputError(
+            f"{folder} has no tokenizer: neither {FILES[0]} nor {WORDS}. Copy those of the model that is in it."
+        )
     specials = specials_of(tokenizer)
     if tokenizer.encode("").ids != [specials.cls, specials.sep]:
         frame_inputs(tokenizer, specials)

@@ -106,8 +106,13 @@ def some_pairs(count: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 )
 def test_an_adopted_model_has_the_scores_and_the_tokens_of_transformers(store, tmp_path, transformers, name, how):
     theirs = public_model(tmp_path / "public", name, **how)
+    config = json.loads((tmp_path / "public" / "config.json").read_text())
+    if how.get("more"):  # older programs write no `architectures`
+        del config["architectures"]
+    (tmp_path / "public" / "config.json").write_text(json.dumps(config))
     adopted = adopt.find_model(str(tmp_path / "public"))
     assert adopt.find_model(str(tmp_path / "public")) == adopted
+    assert not adopted.stats["new_head"]
     ids, types, seen = some_pairs()
     with torch.inference_mode():
         found = theirs(input_ids=ids, token_type_ids=types, attention_mask=seen)
@@ -279,6 +284,15 @@ def spoilt(folder: Path, what: str) -> Path:
             (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
         case "family":
             (folder / "config.json").write_text(json.dumps(config | {"model_type": "roberta"}))
+        case "decoder":
+            (folder / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
+        case "positions":
+            (folder / "config.json").write_text(json.dumps(config | {"position_embedding_type": "relative_key"}))
+        case "no tokenizer":
+            (folder / FILES[0]).unlink()
+        case "junk":
+            (folder / "model.safetensors").unlink()
+            (folder / "pytorch_model.bin").write_bytes(b"junk")
         case "ids":
             (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": 7}))
     return folder
@@ -293,6 +307,10 @@ def spoilt(folder: Path, what: str) -> Path:
         ("layout", "hidden_act"),
         ("family", "roberta"),
         ("ids", "pad|PAD"),
+        ("decoder", "is_decoder"),
+        ("positions", "position_embedding_type"),
+        ("no tokenizer", r"vocab\.txt"),
+        ("junk", r"pytorch_model\.bin"),
         ("head", "SequenceClassification"),
     ],
 )
@@ -319,6 +337,14 @@ def test_a_model_of_the_hub_is_read_from_its_cache_when_the_hub_is_out_of_reach(
     assert specials_of(load_tokenizer(adopted.path)) == USUAL
     with pytest.raises(Unreachable, match="no/such"):
         adopt.find_model("no/such")
+
+
+def test_a_path_is_no_name_on_the_hub(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    public_model(tmp_path / "bert")
+    assert adopt.find_model("~/bert").stats["public"] == "bert"
+    with pytest.raises(InputError, match=r"no folder \./bart"):
+        adopt.find_model("./bart")
 
 
 def test_recipes_that_continue_a_model_need_one(store):
