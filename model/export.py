@@ -19,6 +19,7 @@ from torch import Tensor
 
 from model.bert import Bert
 from model.errors import InputError
+from model.files import PICKLED
 from model.finetuning import Classifier, width_factor
 from model.layers import INIT_STD, ROTARY_BASE, inner
 from model.layouts import HEADS, MASKED, fields_of, head_for, head_of, read_config, transformers_model
@@ -27,7 +28,6 @@ from model.settings import SPECIALS, Architecture, Kind, Specials
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
-PICKLED = "pytorch_model.bin"  # as transformers wrote weights before safetensors
 ENCODER = "bert."  # the prefixes of a model's parts
 HEAD = "classifier."
 VOCABULARY = "head."

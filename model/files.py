@@ -8,6 +8,7 @@ from pathlib import Path
 TENTHS = "tenths"  # at tenths of its budget, in folders named 10 to 90
 TOKENS = "tokens"  # before its first step and at 1, 2, 4 … million tokens, in folders named 0, 1, 2, 4 …
 KEPT = (TENTHS, TOKENS)
+PICKLED = "pytorch_model.bin"  # the weights, as transformers wrote them before safetensors
 MILLION = 1_000_000  # tokens
 UNSUPPORTED = (
     errno.EINVAL,

@@ -18,7 +18,7 @@ from model import optimizer, schedules
 from model.bert import Bert, Dropout, initialize
 from model.clock import Clock
 from model.errors import InputError
-from model.layers import ClassifierHead, compare_texts, mean
+from model.layers import ClassifierHead, compare_texts, in_second_text, mean
 from model.layouts import transformers_classifier, transformers_model
 from model.machine import Machine, keep_heap, to_device
 from model.settings import CLASSIFIER_WIDTH, Finetuning, HeadName, Kind, Pooling, Texts
@@ -47,7 +47,8 @@ def pool(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts: T
     [CLS] is the first token; means are over all tokens but [PAD]; the first text ends with the first [SEP].
     """
     ends_BS = tokens_BS == bert.specials.sep
-    second_BS = in_second_text(ends_BS)
+    tells_texts = bert.embedding.second is not None
+    second_BS = in_second_text(ends_BS) if tells_texts else None
     if pooling == "cls":
         first_B1 = tokens_BS.new_zeros(len(tokens_BS), 1, dtype=torch.int64)
         return bert.encode(tokens_BS, padded, first_B1, second_BS)[:, 0]
@@ -56,13 +57,6 @@ def pool(bert: Bert, tokens_BS: Tensor, padded: bool, pooling: Pooling, texts: T
     if width_factor(pooling, texts) == 1:
         return mean(states_BSD, seen_BS)
     return compare_texts(states_BSD, seen_BS, ends_BS)
-
-
-def in_second_text(ends_BS: Tensor) -> Tensor:
-    """(B, S): True for tokens after the first [SEP]: those of a second text, and [PAD]. `ends_BS`: True for [SEP]."""
-    ends_BS = ends_BS.int()
-    ends_before_BS = ends_BS.cumsum(dim=1) - ends_BS
-    return ends_before_BS > 0
 
 
 class Classifier(nn.Module):

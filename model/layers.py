@@ -343,14 +343,21 @@ def mean(states: Tensor, seen: Tensor) -> Tensor:
     return (states * weights[..., None]).sum(dim=-2)
 
 
+def in_second_text(ends_BS: Tensor) -> Tensor:
+    """(B, S): True for tokens after the first [SEP]: those of a second text, and [PAD]. `ends_BS`: True for [SEP]."""
+    ends_BS = ends_BS.int()
+    ends_before_BS = ends_BS.cumsum(dim=1) - ends_BS
+    return ends_before_BS > 0
+
+
 def compare_texts(states_BSD: Tensor, seen_BS: Tensor, ends_BS: Tensor) -> Tensor:
     """(B, 4 D): the means of two texts, their absolute difference and product. The first ends at the first of `ends`.
 
     seen_BS, ends_BS  True for tokens that are not padding, and for [SEP]
     """
-    ends_BS = ends_BS.int()
-    first_BS = seen_BS & (ends_BS.cumsum(dim=1) == ends_BS)
-    second_BS = seen_BS & ~first_BS
+    is_second_BS = in_second_text(ends_BS)
+    first_BS = seen_BS & ~is_second_BS
+    second_BS = seen_BS & is_second_BS
     u_BD = mean(states_BSD, first_BS)
     v_BD = mean(states_BSD, second_BS)
     difference_BD = (u_BD - v_BD).abs()

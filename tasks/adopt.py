@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from model.errors import InputError
+from model.files import PICKLED
 from model.settings import Architecture, Specials
 from tasks.corpus import hub
 from tasks.stage import Params, stage
 from tasks.store import home
-from tasks.store.artifacts import LATEST, LINEAGE, Artifact, find
+from tasks.store.artifacts import KEY, LATEST, LINEAGE, Artifact, find
 from tasks.store.manifests import known_digest
 from tasks.text.tokenizer import (
     FILES,
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
     from model.bert import Bert
 
 WEIGHTS = "model*.safetensors"  # one file, or several
-PICKLED = "pytorch_model.bin"  # instead of them, in older folders
 WORDS = "vocab.txt"  # instead of tokenizer.json, in older folders
 UNUSED_ROWS = 128  # fewer entries of a public model may have no token: sizes are rounded up to a multiple of this
-KEY = re.compile("[0-9a-f]+")  # or its beginning
 log = logging.getLogger(__name__)
 START_LINEAGE = f"start-{LINEAGE}"  # of the model that another began from
 
@@ -81,7 +79,7 @@ def adopt_public(params: Adopt, tokenizer: Tokenizer, out: Path) -> dict:
     save_tokenizer(tokenizer, out, has_types=bert.embedding.second is not None)
     if LINEAGE in params.files:
         shutil.copyfile(params.folder / LINEAGE, out / LINEAGE)
-    config = json.loads((params.folder / "config.json").read_text(encoding="utf-8"))
+    config = read_settings(params.folder)
     if bert.has_new_head:
         log.warning(
             "%s has no head that predicts masked words. It gets a new one, which only pretraining makes useful; "
@@ -199,9 +197,14 @@ def load_model(folder: Path, tokenizer: Tokenizer, heads: Collection[str] | None
     return bert
 
 
+def read_settings(folder: Path) -> dict:
+    """The config.json of the model in a folder."""
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
 def check_specials(folder: Path, specials: Specials) -> None:
     """Raise InputError if the model's config.json has other ids of special tokens than its tokenizer."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_settings(folder)
     for name, number in specials._asdict().items():
         its = config.get(f"{name}_token_id")
         if its not in (None, number):
@@ -215,8 +218,7 @@ def architecture_of(model: Artifact) -> Architecture:
     """The architecture of a model."""
     from model.layouts import read_config
 
-    config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))
-    architecture, *_ = read_config(config)
+    architecture, *_ = read_config(read_settings(model.path))
     return architecture
 
 

@@ -8,7 +8,6 @@ Writes  predictions.parquet (split, row, the texts, label, prediction, scores), 
 
 import json
 import logging
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from pydantic import Field, SkipValidation, model_validator
 from model import layouts
 from model.errors import InputError
 from model.settings import Architecture, Finetuning, HeadName
-from tasks.adopt import weight_bytes
+from tasks.adopt import read_settings, weight_bytes
 from tasks.glue import data as glue
 from tasks.glue import probes, reading
 from tasks.glue.inputs import Inputs, encode_task, encoding
@@ -33,7 +32,7 @@ from tasks.reports.model_card import finetuned_card
 from tasks.stage import Params, stage
 from tasks.store.artifacts import LINEAGE, Artifact, read_manifest
 from tasks.store.lineage import lineage_of
-from tasks.text.tokenizer import FILES
+from tasks.text.tokenizer import copy_files
 from tasks.workers import finetunes
 
 if TYPE_CHECKING:
@@ -184,8 +183,7 @@ class FinetuneRun(Params, Finetuning, frozen=True, extra="forbid", allow_inf_nan
 
 def architecture_of(start: Artifact) -> tuple[Architecture, int]:
     """The architecture of a pretrained model, and its maximum number of tokens."""
-    config = json.loads((start.path / "config.json").read_text(encoding="utf-8"))
-    architecture, _, length = layouts.read_config(config)
+    architecture, _, length = layouts.read_config(read_settings(start.path))
     return architecture, length
 
 
@@ -206,8 +204,7 @@ def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     (out / LINEAGE).write_text(json.dumps(lineage, indent=2) + "\n", encoding="utf-8")
     stats = statistics_of(run, inputs, trained, validation)
     if params.keep:
-        for file in FILES:
-            shutil.copyfile(start.path / file, out / file)
+        copy_files(start.path, out)
         (out / "README.md").write_text(finetuned_card(params.identity(), stats, lineage), encoding="utf-8")
     return stats
 

@@ -39,7 +39,7 @@ from tasks.stage import Params, environment, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts_of
 from tasks.store.lineage import lineage, lineage_of
 from tasks.text.holdout import digest_of, measured_texts
-from tasks.text.tokenizer import FILES, heldout_of, load_tokenizer, specials_of
+from tasks.text.tokenizer import copy_files, heldout_of, load_tokenizer, specials_of
 from tasks.workers.progress import Progress
 from tasks.workers.tracking import trackers
 
@@ -312,7 +312,8 @@ def copy_from(tokens: Artifact, out: Path) -> None:
     """Copy the tokenizer and the held-out text beside the model, and count the tokens of the training text."""
     from model import heldout
 
-    for file in (*FILES, heldout.FILE, HELDOUT_TEXT):
+    copy_files(tokens.path, out)
+    for file in (heldout.FILE, HELDOUT_TEXT):
         shutil.copyfile(tokens.path / file, out / file)
     sequences = np.load(tokens.path / SEQUENCES, mmap_mode="r")
     specials = specials_of(load_tokenizer(out))
