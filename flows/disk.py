@@ -16,16 +16,20 @@ from tasks.download import Download
 from tasks.store import home, locks
 from tasks.store.artifacts import draft_of, read_manifest
 from tasks.store.errors import disk_errors_as_input_errors
+from tasks.tokenize import Tokenize
+from tasks.vocabulary import Vocabulary
 
 # bytes of text in a byte of a file, and in a document (of other sources: that of the Pile)
 EXPANDS = {".zst": 4, ".gz": 3, ".bz2": 4.5, ".xz": 4.5, ".lz4": 2.5, ".zip": 3, ".parquet": 2.5}
 DOCUMENT = {"books": 400_000, "wikipedia": 3_200, "c4": 2_200}
 OTHERS = 5_700
+WORD = 6.6  # bytes of text in a word and the space after it; measured on English prose
 ALL = {"books": 12e9, "wikipedia": 21e9, "python-docs": 1e9}  # bytes of text in the smaller sources, at most
 # bytes for a byte of text, as measured (docs/log/2026-11-b.md): of parts, of tokens, of scratch beside the parts
 PARTS = 0.38
 TOKENS = 0.45
 TOKENS_OF_UNICODE = 0.65  # an ideograph has three bytes, and its token two
+NARROW, WIDE = 2, 4  # bytes of a token of up to 65,536 entries, and of more
 SCRATCH = {"minhash": 0.7, "substring": 2.5}
 MODELS = ("pretrain", "finetune")  # stages whose disk does not depend on the text
 SHOWN = 1e9  # bytes from which the need is logged
@@ -37,7 +41,7 @@ def text_of(params: Download) -> float:
     """The bytes of text that a download reads at most: what its limits allow, and what its source holds if known."""
     weights = params.weights
     documents = sum(share / DOCUMENT.get(name, OTHERS) for name, share in weights.items())  # in a byte
-    limits = [1e6 * params.megabytes, params.documents * sum(weights.values()) / documents]
+    limits = [1e6 * params.megabytes, params.documents * sum(weights.values()) / documents, WORD * params.words]
     if weights.keys() <= ALL.keys():
         limits.append(sum(ALL[name] for name in weights))
     if weights.keys() == {"files"}:
@@ -89,11 +93,12 @@ def need_of_model(step: Step) -> tuple[float, float]:
     bert, tokens, words = map(step.find_upstream, ("pretrain", "tokenize", "vocabulary"))
     if not (bert and tokens and words):
         return 0, 0
-    weights, states = memory.sizes(bert.params.architecture, bert.params, words.params.entries, tokens.params.length)
+    training = bert.params.in_tokens(tokens_of_epoch(tokens, words))
+    weights, states = memory.sizes(bert.params.architecture, training, words.params.entries, tokens.params.length)
     if step.stage == "pretrain":
         models = pretraining.EVALUATIONS if kept.keeps_tenths() else 1
         if kept.keeps_tokens():
-            models += kept.most_by_tokens(bert.params, weights // memory.FP32)
+            models += kept.most_by_tokens(training, weights // memory.FP32)
         return models * weights, 2 * (weights + states)  # a checkpoint stays until the next is complete
     there = adopt.weight_bytes(step.arguments[1])  # of a model that was made before, or was given
     return (there or weights) * step.params.keep, 0
@@ -104,10 +109,31 @@ def need_of_tokens(step: Step) -> tuple[float, float]:
     words = step.find_upstream("vocabulary")
     if not words:
         return 0, 0
-    width = 4 if words.params.entries > 1 << 16 else 2  # bytes of a token
-    per_byte = TOKENS if words.params.characters == "ascii" else TOKENS_OF_UNICODE
-    every = text_for(step) * per_byte * width / 2
+    width = WIDE if words.params.entries > 1 << 16 else NARROW
+    every = width * tokens_in(text_for(step), words.params)
     return min(every, width * step.params.length * step.params.max_sequences), every
+
+
+def tokens_in(text: float, vocabulary: Vocabulary) -> float:
+    """About how many tokens so many bytes of text have, at most."""
+    per_byte = TOKENS if vocabulary.characters == "ascii" else TOKENS_OF_UNICODE
+    return text * per_byte / NARROW
+
+
+def tokens_of_epoch(tokens: Step, words: Step) -> float:
+    """The tokens of a pass over the sequences of a tokenize step: as many as it made, or an estimate.
+
+    `words`: the step of its vocabulary.
+    """
+    made = read_manifest(tokens.artifact) if tokens.is_made else None
+    if made:
+        return made["stats"]["tokens"]
+    return limited_tokens(text_for(tokens), words.params, tokens.params)
+
+
+def limited_tokens(text: float, vocabulary: Vocabulary, params: Tokenize) -> float:
+    """About how many tokens of so many bytes of text are trained on, at most."""
+    return min(tokens_in(text, vocabulary), params.length * params.max_sequences)
 
 
 def need_of_text(step: Step) -> tuple[float, float]:

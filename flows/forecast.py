@@ -13,6 +13,7 @@ from flows import disk
 from flows.execute import count_at_once
 from flows.plan import SEVERAL, Plan, Step
 from model.errors import InputError
+from model.settings import Training
 from model.wording import brief_duration, budget, counted, duration
 from tasks.stage import environment
 from tasks.store import home
@@ -248,14 +249,22 @@ def find_work(step: Step) -> Work:
     """What a step has to do."""
     params = step.params
     if step.stage == PRETRAIN:
-        architecture = params.architecture.model_dump(mode="json") if params.budget_unit == "tokens" else None
-        return Work(params.budget, architecture)
+        training = in_tokens(step)
+        architecture = params.architecture.model_dump(mode="json") if training.budget_unit == "tokens" else None
+        return Work(training.budget, architecture)
     if step.stage == SEVERAL:
         identity = params.identity()
         kind = (identity["task"], identity["data"], architecture_of(step))
         return Work(params.epochs * params.share, kind)
     reads_text = not step.inputs or "corpus" in step.task.signature.parameters
     return Work(disk.text_for(step) if reads_text else 1)
+
+
+def in_tokens(pretrain: Step) -> Training:
+    """The settings of a step that trains, with a budget in epochs as one in tokens, which may be an estimate."""
+    tokens, words = map(pretrain.find_upstream, ("tokenize", "vocabulary"))
+    epoch = disk.tokens_of_epoch(tokens, words) if tokens and words else 0.0
+    return pretrain.params.in_tokens(epoch)
 
 
 def architecture_of(run: Step) -> dict | None:
@@ -273,7 +282,7 @@ def find_done(step: Step, about: dict) -> Work:
     stats = about["stats"]
     inputs = about["inputs"]
     if step.stage == PRETRAIN:
-        if step.params.budget_unit == "tokens":
+        if step.params.budget_unit in ("tokens", "epochs"):
             return Work(stats["tokens"], params["architecture"])
         return Work(1e18 * stats["exaflops"])
     if step.stage == SEVERAL:

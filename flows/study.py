@@ -175,6 +175,9 @@ def pretraining_seconds(recipe: Recipe, rate: float) -> float:
             return 3600 * amount
         case "flops":
             return amount / rate
+        case "epochs":
+            epoch = disk.limited_tokens(disk.text_of(recipe.download), recipe.vocabulary, recipe.tokenize)
+            return amount * epoch * operations_per_token(recipe) / rate
         case _:
             return amount * operations_per_token(recipe) / rate
 

@@ -188,7 +188,8 @@ class Trial:
 
     def __init__(self, bert: Bert, training: Training, here: Machine, folder: Path, seconds: float) -> None:
         memory.check_memory(bert.architecture, training, bert.vocabulary, bert.length, here)
-        self.run = Pretraining(bert, training, random_corpus(bert, training.batch_size), here, folder)
+        endless = training.model_copy(update={"budget": 1.0, "budget_unit": "hours"})  # of epochs there are too few
+        self.run = Pretraining(bert, endless, random_corpus(bert, training.batch_size), here, folder)
         self.device = here.device
         self.seconds = seconds
         self.masks = self.run.masks(0.0)

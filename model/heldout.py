@@ -55,11 +55,15 @@ PHILOX_WORDS = 4  # 64-bit words per count of the generator
 
 
 def tokens_of(training: Training) -> float:
-    """The tokens that a slow machine trains a pocket model on within the budget; infinite for a long run."""
+    """The tokens that a slow machine trains a pocket model on within the budget; infinite for a long run.
+
+    A budget in epochs has to be given in tokens (`Training.in_tokens`).
+    """
     if training.budget_unit == "tokens":
         return training.budget
     if training.budget_unit == "flops":
         return training.budget / POCKET_OPERATIONS
+    assert training.budget_unit == "hours", "how many tokens an epoch has is not known here"
     if training.budget < ALL_FROM_HOURS:
         return training.budget * SLOW_TOKENS
     return math.inf

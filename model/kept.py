@@ -29,7 +29,10 @@ def millions_reached(tokens: int) -> int:
 
 
 def most_by_tokens(training: Training, parameters: int) -> int:
-    """How many models a run keeps by tokens at most, the one before its first step included."""
+    """How many models a run keeps by tokens at most, the one before its first step included.
+
+    A budget in epochs has to be given in tokens (`Training.in_tokens`).
+    """
     tokens = {
         "tokens": training.budget,
         "hours": 3600 * training.budget * FASTEST,

@@ -3,6 +3,7 @@
 Exactly K tokens of every sequence are masked, so that all shapes are static.
 """
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from model.errors import InputError
 from model.heldout import Heldout, by_frequencies, draws, random_order
 from model.machine import to_device
 from model.settings import SPECIALS, Specials, Training
-from model.wording import counted
+from model.wording import budget, counted
 
 MASKED = 0.8  # of the chosen tokens become [MASK], half of the others random, the rest stays (Devlin et al. 2019)
 REPLACED = 0.05  # fraction of the tokens that become random ones of the text; at least one token
@@ -55,8 +56,22 @@ class Corpus:
                 f"The corpus has {counted(sequences, 'sequence')} of {self.length} tokens, fewer than "
                 f"one batch of {training.batch_size:,}. Add text (download), or lower pretrain.batch_size."
             )
+        read = self.sequences_in(training)
+        if training.budget and read is not None and read < training.batch_size:
+            raise InputError(
+                f"A budget of {budget(training.budget, training.budget_unit)} reads {counted(read, 'sequence')} of "
+                f"{sequences:,}, fewer than one batch of {training.batch_size:,}. Raise pretrain.budget, or lower "
+                "pretrain.batch_size."
+            )
         if not self.heldout.totals["tokens"]:
             raise InputError("No text is held out. Raise tokenize.heldout_fraction, or add text (download).")
+
+    def sequences_in(self, training: Training) -> int | None:
+        """The most sequences that a run with a budget in epochs may read; None with a budget in another unit."""
+        if training.budget_unit != "epochs":
+            return None
+        # rounded, since for example 0.29 x 100 is a little less than 29
+        return math.floor(round(training.budget * len(self.sequences), 6))
 
     @cached_property
     def is_special(self) -> np.ndarray:

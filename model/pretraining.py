@@ -59,6 +59,8 @@ class Pretraining:
     ) -> None:
         corpus.check(training)
         self.training = training
+        self.in_tokens = training.in_tokens(corpus.sequences.size)  # the same, without a budget in epochs
+        self.most_sequences = corpus.sequences_in(training)
         self.corpus = corpus
         self.machine = machine
         self.folder = folder
@@ -200,15 +202,32 @@ class Pretraining:
     def fraction(self) -> float:
         """The fraction of the budget that is spent when the next step begins; the same in all processes.
 
-        A budget in hours is measured by the clock. A step that is queued while the device computes another one counts
-        as begun when it is queued, so its schedules are up to one step behind.
+        A budget in epochs is never exceeded: it is spent when it has too few sequences left for a step. A budget in
+        another unit is spent by the step that reaches it. One in hours is measured by the clock; a step that is queued
+        while the device computes another one counts as begun when it is queued, so its schedules are up to one step
+        behind.
         """
         spent = self.spent
         spent.seconds = self.seconds()
         if not self.training.budget:
             return 1.0
-        amounts = {"hours": spent.seconds / 3600, "tokens": spent.tokens, "flops": spent.operations}
-        return self.processes.agree(amounts[self.training.budget_unit] / self.training.budget)
+        amounts = {
+            "hours": spent.seconds / 3600,
+            "tokens": spent.tokens,
+            "epochs": spent.tokens / self.corpus.sequences.size,
+            "flops": spent.operations,
+        }
+        fraction = amounts[self.training.budget_unit] / self.training.budget
+        if not self.has_sequences_for_a_step(fraction):
+            return 1.0
+        return self.processes.agree(fraction)
+
+    def has_sequences_for_a_step(self, fraction: float) -> bool:
+        """Whether a step at this fraction of the budget reads no more sequences than a budget in epochs has left."""
+        if self.most_sequences is None:
+            return True
+        read = self.spent.tokens // self.corpus.length
+        return read + schedules.batch(self.training, fraction) <= self.most_sequences
 
     def step(self, fraction: float) -> None:
         """Queue one optimizer step, which begins at this fraction of the budget."""
@@ -330,7 +349,7 @@ class Pretraining:
             percent = 100 * tenths_in(fraction) // EVALUATIONS
             if kept.keeps_tenths() and 0 < percent < 100 and self.processes.first:
                 kept.save(self.bert, self.folder, TENTHS, percent)
-            share = share_of_curve(self.training)
+            share = share_of_curve(self.in_tokens)
             losses = self.heldout_losses(share)
             spent = self.spent
             spent.evaluations.append(
@@ -433,7 +452,7 @@ class Pretraining:
 
     def seconds_of_shape(self, fraction: float) -> float:
         """For about how many seconds the number of masks stays as it is at this fraction of the budget."""
-        training = self.training
+        training = self.in_tokens
         amount = (schedules.masks_stay_until(training, fraction) - fraction) * training.budget
         if training.budget_unit == "hours":
             return 3600 * amount

@@ -182,8 +182,10 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         description="Limit of the run, in budget_unit or with its own unit. 0: measure the model of pretrain.start as "
         "it is.",
     )
-    budget_unit: Literal["hours", "tokens", "flops"] = Field(
-        "hours", description="hours: without held-out evaluation. flops: floating-point operations of all passes."
+    budget_unit: Literal["hours", "tokens", "epochs", "flops"] = Field(
+        "hours",
+        description="hours: without held-out evaluation. epochs: passes over the sequences; the run ends before a step "
+        "that would read more. flops: floating-point operations of all passes.",
     )
     batch_size: int = Field(8192, ge=1, description="Sequences per optimizer step, from batch_ramp on.")
     batch_ramp: float = Field(0.6, ge=0, le=1, description="Fraction of the budget over which the batch grows.")
@@ -236,7 +238,7 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _budget_has_its_unit(self) -> "Training":
-        if self.budget_unit != "hours" and 0 < self.budget < 1:
+        if self.budget_unit in ("tokens", "flops") and 0 < self.budget < 1:
             raise ValueError(
                 f"budget is {self.budget:g} {self.budget_unit}, less than one; raise it, or correct budget_unit"
             )
@@ -263,6 +265,12 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         if self.last_mask_fraction == self.mask_fraction:
             raise ValueError("last_mask_fraction is mask_fraction; leave it null")
         return self
+
+    def in_tokens(self, epoch: float) -> "Training":
+        """These settings with a budget in epochs, which have that many tokens each, as one in tokens."""
+        if self.budget_unit != "epochs":
+            return self
+        return self.model_copy(update={"budget": self.budget * epoch, "budget_unit": "tokens"})
 
 
 HeadName = Literal["tanh", "native"]

@@ -22,9 +22,10 @@ BUDGET_UNITS: dict[str, dict[str, Fraction | int]] = {
     },
     "tokens": {"token": 1},
     "flops": {"flop": 1, "exaflop": 10**18},
+    "epochs": {"epoch": 1},
 }
 BUDGET = re.compile(rf"{NUMBER} *({'|'.join(MULTIPLES)})? *([a-z]*)")
-BUDGETS = ("20 minutes", "1.5 hours", "10 million tokens", "1e18 flops")  # examples
+BUDGETS = ("20 minutes", "1.5 hours", "10 million tokens", "10 epochs", "1e18 flops")  # examples
 
 # C0, DEL, C1, line and paragraph separators, bidirectional overrides, and surrogates, which no stream accepts
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -78,16 +79,18 @@ def age(when: str) -> str:
 
 
 def budget(amount: float, unit: str) -> str:
-    """A budget in hours, tokens or flops: `20 minutes`, `10,000,000 tokens`, `6.7e+18 flops`."""
+    """A budget in hours, tokens, epochs or flops: `20 minutes`, `10,000,000 tokens`, `1 epoch`, `6.7e+18 flops`."""
     if unit == "hours":
         return duration(3600 * amount)
     if unit == "tokens":
         return counted(round(amount), "token")
+    if amount == 1:
+        unit = unit.removesuffix("s")
     return f"{amount:g} {unit}"
 
 
 def parse_budget(text: str) -> tuple[float, str]:
-    """The amount and the unit (hours, tokens, flops; empty for a number alone) of a budget in words.
+    """The amount and the unit (hours, tokens, epochs, flops; empty for a number alone) of a budget in words.
 
     The amount is the number nearest to what the words say, so 20 minutes are exactly 1/3 hours. Raises ValueError if
     the words are no budget.

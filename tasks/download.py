@@ -77,9 +77,15 @@ class Download(Params):
     sets: list[str] = Field([], description="Keep documents of these sets only (as the Pile's 'Wikipedia (en)').")
     documents: int = Field(8_000_000, ge=0, description="Stop after this many documents; 0: no limit.")
     megabytes: float = Field(0, ge=0, description="Stop after this much UTF-8 text, 10^6 bytes; 0: no limit.")
+    words: int = Field(
+        0,
+        ge=0,
+        description="Stop before the first document with which the text would have more words than this, counted "
+        "between white space; 0: no limit.",
+    )
     part_megabytes: float = Field(32, gt=0, le=1024, description="Text per part, 10^6 characters.")
     max_lost: float = Field(0.01, ge=0, le=1, description="Largest fraction of records that may be unreadable.")
-    later = OWN_TEXT
+    later = (*OWN_TEXT, "words")
 
     @model_validator(mode="after")
     def _options_with_their_source(self) -> "Download":
@@ -120,7 +126,7 @@ class Download(Params):
     @property
     def is_limited(self) -> bool:
         """Whether a part of the source may be all that is read."""
-        return bool(self.sets or self.documents or self.megabytes)
+        return bool(self.sets or self.documents or self.megabytes or self.words)
 
     def check(self) -> None:
         """Raise InputError if beginnings of local files show that files, or too many records in them, can't be read."""
@@ -187,6 +193,8 @@ class Counts(Tally):
         self.characters = Counter(state.get("characters"))
         self.read: Counter[str] = Counter(state.get("read"))  # documents, by the name in download.source
         self.bytes: Counter[str] = Counter(state.get("bytes"))  # the same
+        self.words = state.get("words", 0)  # counted only if they are limited
+        self.is_full = state.get("is_full", False)  # the next document would have exceeded the limit of words
         self.other_sets: Counter[str] = Counter(state.get("other_sets"))
         self.skipped: Counter[str] = Counter(state.get("skipped"))  # files in archives, by kind
         self.formats = formats_in(state)
@@ -201,6 +209,8 @@ class Counts(Tally):
             "characters": self.characters,
             "read": self.read,
             "bytes": self.bytes,
+            "words": self.words,
+            "is_full": self.is_full,
             "other_sets": self.other_sets,
             "skipped": self.skipped,
             "formats": self.formats,
@@ -208,11 +218,20 @@ class Counts(Tally):
         }
 
     def take(self, name: str, found: Found) -> Document | None:
-        """Count a document of a source, and return it as it is stored; None if it is of a set that isn't asked for."""
+        """Count a document of a source, and return it as it is stored; None if it isn't taken.
+
+        It is of a set that isn't asked for, or has more words than are left.
+        """
         if self.sets and found.source not in self.sets:
             self.other_sets[name_in(self.other_sets, found.source)] += 1
             return None
         text = found.text
+        if self.params.words:
+            words = len(text.split())
+            self.is_full = self.words + words > self.params.words
+            if self.is_full:
+                return None
+            self.words += words
         document = Document(self.prefixes[name] + found.id, name_in(self.documents, found.source), text)
         self.add(document)
         layout = found.layout
@@ -232,6 +251,8 @@ class Counts(Tally):
     @property
     def is_enough(self) -> bool:
         """Whether a limit is reached."""
+        if self.is_full:
+            return True
         documents = self.params.documents
         if documents and self.read.total() >= documents:
             return True
@@ -251,15 +272,22 @@ class Counts(Tally):
         if not documents and self.other_sets:
             sets = ", ".join(name for name, _ in self.other_sets.most_common(MOST_SETS))
             raise InputError(f"{what} has no documents from the requested sets. It has: {sets}. Correct download.sets.")
+        if not documents and self.is_full:
+            raise InputError(
+                f"The first document of {what} has more than {counted(self.params.words, 'word')}, which is all that "
+                "download.words allows. Raise it, or give smaller documents (download.documents_by)."
+            )
         if documents:
             documents += self.other_sets.total()
         with open(self.lost.name, encoding="utf-8") as file:
             lost = Losses(Loss(**json.loads(line)) for line in file)
         where = f"All are listed in {self.lost.name}."
         lost.check(what, documents, self.params.max_lost, self.skipped, where)
+        limited = {"words": self.words} if self.params.words else {}
         return {
             **self.counts(),
             "bytes": self.bytes.total(),
+            **limited,
             "lost": dict(sorted(lost.reasons.items())),
             "formats": self.formats,
         }
@@ -322,7 +350,7 @@ def read_sources(readers: dict[str, sources.SourceReader], counts: Counts, parts
                 counts.leave_out(name, record)
                 continue
             document = counts.take(name, record)
-            if document is None:  # of a set that isn't asked for
+            if document is None:
                 continue
             parts.write(document)
             if parts.characters >= most_characters:
@@ -341,6 +369,8 @@ def end_part(parts: PartWriter, counts: Counts, readers: dict[str, sources.Sourc
 
 def goal_of(params: Download) -> tuple[float | None, str]:
     """How much is to be read, None if all is, and its unit."""
+    if params.words and not params.megabytes:
+        return params.words, "word"
     if params.documents and not params.megabytes:
         return params.documents, "doc"
     return 1e6 * params.megabytes or None, "B"
@@ -348,6 +378,8 @@ def goal_of(params: Download) -> tuple[float | None, str]:
 
 def amount_read(counts: Counts, unit: str) -> int:
     """How much was read, in a unit of `goal_of`."""
+    if unit == "word":
+        return counts.words
     read = counts.read if unit == "doc" else counts.bytes
     return read.total()
 

@@ -115,7 +115,7 @@ def train(job: "Job", out: Path, report: Callable[[float, str], None]) -> dict:
             kept.rename(out / kind)
     steps = save_metrics(job.folder, out)
     began = time.monotonic()
-    held = measure_heldout(out, run.bert, here, heldout.most_characters(job.training))
+    held = measure_heldout(out, run.bert, here, heldout.most_characters(run.in_tokens))
     pauses = about_pauses(run.spent.seconds, run.clock.off, time.monotonic() - began)
     if pauses:
         log.info(pauses)

@@ -114,6 +114,52 @@ def test_a_subset_by_megabytes_is_the_shortest_prefix_of_that_size(store: Path, 
     assert texts_of(downloaded(shard, megabytes=0.05, documents=7)) == texts[:7], "the limit that is reached first"
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+SOME_WORDS = ["one two", "three  four\nfive", "six seven", "eight"]
+
+
+@pytest.mark.parametrize(
+    ("words", "documents", "counted"), [(2, 1, 2), (4, 1, 2), (5, 2, 5), (7, 3, 7), (8, 4, 8), (100, 4, 8)]
+)
+def test_a_subset_by_words_ends_before_the_document_that_would_exceed_them(
+    store: Path, tmp_path: Path, words: int, documents: int, counted: int
+):
+    made = downloaded(write_jsonl(tmp_path / "a.jsonl", SOME_WORDS), words=words)
+    assert texts_of(made) == SOME_WORDS[:documents], "a shorter document behind it isn't taken either"
+    assert made.stats["words"] == counted
+
+
+def test_words_of_other_sets_and_without_a_limit_are_not_counted(store: Path, shards: Path, toy_texts: list[str]):
+    words = sum(len(text.split()) for text in toy_texts[200:203])
+    made = downloaded(shards, sets=["toy 2"], words=words)
+    assert (texts_of(made), made.stats["words"]) == (toy_texts[200:203], words)
+    assert "words" not in downloaded(shards).stats
+
+
+def test_a_first_document_with_more_words_than_the_limit_is_refused(store: Path, tmp_path: Path):
+    assert "download.words" in refusal(write_jsonl(tmp_path / "a.jsonl", SOME_WORDS), words=1)
+
+
+def test_a_limit_of_words_holds_in_a_mixture_of_sources(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    local_source(monkeypatch, "books", write_jsonl(tmp_path / "book.jsonl", ["a book of six words here"] * 90))
+    texts = write_jsonl(tmp_path / "text.jsonl", ["three short words"] * 90)
+    made = downloaded(texts, source={"files": 1, "books": 1}, words=100)
+    assert sum(len(text.split()) for text in texts_of(made)) == made.stats["words"]
+    assert 100 - 6 < made.stats["words"] <= 100
+
+
+def test_a_limit_of_words_that_was_reached_stays_so_after_an_interruption(store: Path, tmp_path: Path, monkeypatch):
+    settings = asked_for(write_jsonl(tmp_path / "a.jsonl", SOME_WORDS), words=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(download_stage, "check_unchanged", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            download.fn(settings)
+    assert texts_of(download.fn(settings)) == SOME_WORDS[:1], "later documents would fit"
+
+
 def test_the_key_follows_what_the_files_hold_and_not_where_they_are(shards: Path, tmp_path: Path):
     before = key(shards)
     moved = shards.rename(tmp_path / "moved")
@@ -140,7 +186,9 @@ def test_the_key_follows_the_names_and_the_order_of_the_files_and_the_subset(sto
     files = [shards / "toy-0.jsonl", shards / "toy-1.jsonl"]
     assert key(*files) != key(*reversed(files))
     assert texts_of(downloaded(*reversed(files), documents=150)) == toy_texts[100:200] + toy_texts[:50]
-    keys = [key(shards, **s) for s in ({}, {"documents": 5}, {"megabytes": 1}, {"part_megabytes": 1})]
+    subsets = ({"documents": 5}, {"megabytes": 1}, {"words": 5}, {"part_megabytes": 1})
+    keys = [key(shards, **settings) for settings in ({}, *subsets)]
+    assert key(shards, words=0) == keys[0], "no limit is that of the keys without one"
     assert len(set(keys)) == len(keys)
     (shards / "toy-2.jsonl").rename(shards / "toy-2b.jsonl")
     assert key(shards) != keys[0], "a document's id has its file's name"
@@ -211,6 +259,7 @@ UGLY = {"part_megabytes": 0.02, "max_lost": 0.5}
     [
         {"part_megabytes": 0.04},
         {"sets": ["toy 0", "other"], "documents": 110},
+        {"words": 12_000},
         {"source": {"files": 2, "books": 1}, "megabytes": 0.06},
         {"source": {"files": 1000, "books": 1}, "megabytes": 0.15, "part_megabytes": 0.04},
     ],

@@ -118,6 +118,7 @@ MIXTURE = {"wikipedia": 3, "books": 1}
         ({"source": MIXTURE, "documents": 1000}, 1000 * 4 / (3 / 3200 + 1 / 400_000)),  # three quarters of the text
         ({"source": MIXTURE}, 33e9),
         ({"source": "books"}, 12e9),
+        ({"source": "pile", "documents": 0, "words": 10_000_000}, 66e6),
         (FILES, 10_500),
     ],
 )

@@ -13,7 +13,7 @@ from conftest import tiny_override, write_jsonl
 from rich.console import Console
 from typer.testing import CliRunner
 
-from flows import cram, forecast, logs
+from flows import cram, disk, forecast, logs
 from flows.cli import common, execution
 from flows.cli.main import app
 from flows.execute import execute
@@ -184,6 +184,9 @@ def test_models_take_the_time_of_earlier_ones_of_their_architecture(store: Path,
     assert rows(planned(of_flops))["pretrain"].seconds == 2 * 50
     of_hours = tiny_override(shard, budget=1, budget_unit="hours")
     assert rows(planned(of_hours))["pretrain"].seconds == HOUR
+    of_epochs = tiny_override(shard, budget=2, budget_unit="epochs")
+    of_characters = shard.stat().st_size * disk.TOKENS / disk.NARROW
+    assert rows(planned(of_epochs))["pretrain"].seconds == pytest.approx(50 * 2 * of_characters / 1000)
     wider = tiny_override(shard, budget=3000, budget_unit="tokens")
     wider["pretrain"]["architecture"] |= {"hidden": 64}
     assert [rows(planned(wider))[stage].seconds for stage in ("pretrain", "finetune neighbours-0")] == [None, None]

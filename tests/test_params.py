@@ -58,7 +58,7 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
         (
             "pretrain",
             "budget",
-            "number at least 0, or text, such as 20 minutes, 1.5 hours, 10 million tokens, 1e18 flops",
+            "number at least 0, or text, such as 20 minutes, 1.5 hours, 10 million tokens, 10 epochs, 1e18 flops",
             "24 hours",
         ),
         ("decontaminate", "data", "text", '""'),

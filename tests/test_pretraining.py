@@ -32,6 +32,7 @@ RATE = 1e9  # of this machine's matrix products, said to be
 FALLING = {"mask_fraction": 0.4, "last_mask_fraction": 0.1}
 TRAPEZOID = {"schedule": "trapezoid", "warmup": 0.1, "cooldown": 0.4, "floor": 0.1, "batch_ramp": 0.8} | FALLING
 CONSTANT = {"batch_ramp": 0.0}  # batches of 8 from the first step on
+EPOCHS = {"budget_unit": "epochs"} | CONSTANT
 DETECTION = {"detection": 5.0}
 FP16 = {"dtype": torch.float16, "budget": 96 * LENGTH} | CONSTANT
 RECIPES = {
@@ -43,6 +44,7 @@ RECIPES = {
     "sgd": {"optimizer": "sgd", "clip": None},
     "detection": {"optimizer": "muon"} | DETECTION,
     "fp16": FP16,
+    "epochs": {"budget_unit": "epochs", "budget": 1.6},
 }
 
 
@@ -582,6 +584,38 @@ def test_rate_batch_and_masks_are_those_of_the_budget_spent_before_each_step(tmp
     assert len({row["masks"] for row in rows}) == masks
 
 
+@pytest.mark.parametrize(
+    ("epochs", "settings", "read"),
+    [(2, CONSTANT, 96), (1, CONSTANT, 48), (0.5, CONSTANT, 24), (0.25, CONSTANT, 8), (1.3, {"batch_ramp": 0.9}, None)],
+)
+def test_a_budget_in_epochs_is_never_exceeded_and_leaves_less_than_a_step(tmp_path, epochs, settings, read):
+    run = trained(tmp_path, data=corpus(48), budget=epochs, budget_unit="epochs", **settings)
+    sequences = run.spent.tokens // LENGTH
+    assert sequences <= 48 * epochs < sequences + metrics(tmp_path)[-1]["batch"]
+    assert read in (sequences, None)
+    assert run.spent.evaluations[-1]["step"] == run.spent.step
+
+
+def test_each_epoch_has_all_sequences_once(tmp_path, monkeypatch):
+    read = []
+    take = Batches.take
+
+    def taking(self: Batches, first: int, masks: int, after: int):
+        read.extend(range(first, first + self.size))
+        return take(self, first, masks, after)
+
+    monkeypatch.setattr(Batches, "take", taking)
+    trained(tmp_path, data=corpus(48), budget=3, **EPOCHS)
+    assert read == list(range(3 * 48))
+
+
+def test_whole_epochs_train_as_so_many_tokens_do(tmp_path):
+    data = corpus(48)
+    epochs = trained(tmp_path / "epochs", data=data, budget=2, **EPOCHS)
+    tokens = trained(tmp_path / "tokens", data=data, budget=2 * 48 * LENGTH, **CONSTANT)
+    assert outcome(epochs) == outcome(tokens)
+
+
 CHANGES = {"budget": 30 * LENGTH, "batch_size": 16, "batch_ramp": 0.0, "learning_rate": 1e-3, "weight_decay": 0.5}
 CHANGES |= {"decay_norms": True, "beta2": 0.9, "adam_eps": 1e-3, "clip": 0.01, "dropout": 0.5}
 CHANGES |= {"mask_fraction": 0.5, "last_mask_fraction": 0.5, "floor": 0.5, "seed": 1}
@@ -644,6 +678,12 @@ def test_processes_take_the_micro_batch_that_fits_all(tmp_path):
 def test_a_corpus_without_a_batch_or_without_held_out_text_is_refused(tmp_path, sizes, field):
     with pytest.raises(InputError, match=field):
         build(tmp_path, corpus(**sizes))
+
+
+def test_a_part_of_an_epoch_without_a_batch_is_refused(tmp_path):
+    build(tmp_path / "a batch", corpus(50), budget=0.16, **EPOCHS)
+    with pytest.raises(InputError, match=r"0\.15 epochs.*7 sequences.*batch_size"):
+        build(tmp_path / "less", corpus(50), budget=0.15, **EPOCHS)
 
 
 # Numbers that are none
@@ -762,6 +802,8 @@ def test_memory_that_does_not_suffice_is_not_taken_for_a_failed_compiler(tmp_pat
         ("cpu", seconds_of_budget(3600) | FALLING, 0.5, False),
         ("cpu", {"budget_unit": "flops", "budget": 0.4 * RATE * 599}, 0.0, False),
         ("cpu", {"budget_unit": "flops", "budget": 0.4 * RATE * 601}, 0.0, True),
+        ("cpu", {"budget_unit": "epochs", "budget": 1e4}, 0.0, False),
+        ("cpu", {"budget_unit": "epochs", "budget": 1e8}, 0.0, True),
         ("cpu", {"budget": 1e6}, 0.0, False),
         ("cpu", {"budget": 1e9}, 0.0, True),
     ],

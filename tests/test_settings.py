@@ -109,6 +109,7 @@ def test_warmup_and_cooldown_may_be_the_whole_budget_and_the_default_of_one_that
         ({"budget": "3e6 tokens"}, 3e6, "tokens"),
         ({"budget": "3e6 tokens", "budget_unit": "tokens"}, 3e6, "tokens"),
         ({"budget": "3e6", "budget_unit": "tokens"}, 3e6, "tokens"),
+        ({"budget": "0.5 epochs"}, 0.5, "epochs"),
         ({"budget": "2"}, 2, "hours"),
     ],
 )

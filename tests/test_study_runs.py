@@ -154,6 +154,7 @@ def test_no_option_of_architecture_and_training_is_idle():
         ("pocket x 0.5, 3e6 tokens", "modern", ("pocket", 0.5, 3e6, "tokens"), "pocket x 0.5, 3,000,000 tokens"),
         ("", "demo", ("", 1, None, ""), ""),
         ("2000 tokens", "demo", ("", 1, 2000, "tokens"), "2,000 tokens"),
+        ("pocket 0.5 epochs", "izsak", ("pocket", 1, 0.5, "epochs"), "pocket, 0.5 epochs"),
     ],
 )
 def test_a_scale_names_a_size_and_a_budget(text: str, recipe: str, expected: tuple, words: str):
@@ -438,6 +439,8 @@ def test_the_time_of_a_study_follows_from_budgets_operations_and_the_rate_of_the
     assert seconds("hours", 0.5) == 1800
     assert seconds("flops", 3e12) == 300
     assert seconds("tokens", 1000) == pytest.approx(1000 * operations_per_token(RECIPES["pocket"]) / 1e10)
+    epoch = 250_000 * 128  # its most sequences
+    assert seconds("epochs", 2) == pytest.approx(seconds("tokens", 2 * epoch))
     found = runs({"own": {}, "twice": {"scale": {"budget": 2}}}, scale="1 hours")
     assert estimate(found, 1.0) == "2 runs, about 3 hours"
 

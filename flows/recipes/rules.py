@@ -13,7 +13,7 @@ MINUTES = 2e7  # tokens of twenty minutes of two cores
 POCKET_HEAD = 64  # values of an attention head, as in BERT
 POCKET_SHARE = 128  # batch and text are divided by it
 DOCUMENTS = 8_000_000  # of the paper's text, as tasks/download.py has it
-LIMITS = ("documents", "megabytes")  # of a download
+LIMITS = ("documents", "megabytes")  # of a download, which fit its source; `words` is a rule for any text
 
 
 def tuned(hidden: int, tokens: float, convolution: int) -> dict:
@@ -76,6 +76,9 @@ def less_text(download: dict) -> dict:
     megabytes = download.get("megabytes", 0)
     if megabytes:
         less["megabytes"] = megabytes / POCKET_SHARE
+    words = download.get("words", 0)
+    if words:
+        less["words"] = max(1, round(words / POCKET_SHARE))
     return less
 
 

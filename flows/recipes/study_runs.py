@@ -22,7 +22,7 @@ SCALE = re.compile(rf"(?:(pocket|day)(?: +x *{NUMBER})?)?(?:(?:^|(?<=\w),? +)(\S
 MOST = 64  # the largest multiple of a size
 SCALES = (
     f"a size (pocket, day, or 1/{MOST} to {MOST} times its depth and width, as 'pocket x 0.5'), a budget (at least "
-    "a token or flop: '3e6 tokens', '30 minutes', '1e15 flops'), or both: 'pocket 3e6 tokens'"
+    "a token or flop: '3e6 tokens', '30 minutes', '10 epochs', '1e15 flops'), or both: 'pocket 3e6 tokens'"
 )
 KEPT = {  # fields to which a scale gives a fixed value, unless a run sets them itself
     "tokenize": {"heldout_fraction", "sort"},
@@ -132,7 +132,7 @@ def parse_scale(text: str, recipe: str) -> Scale:
             amount, unit = parse_budget(words)
         except ValueError:
             raise wrong from None
-        if not unit or not 0 < amount < math.inf or (amount < 1 and unit != "hours"):
+        if not unit or not 0 < amount < math.inf or (amount < 1 and unit in ("tokens", "flops")):
             raise wrong
     if not 1 / MOST <= multiple <= MOST:
         raise wrong

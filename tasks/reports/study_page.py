@@ -158,7 +158,7 @@ def named(runs: Sequence[str]) -> Marked:
 
 def ordered_axes(rows: "pd.DataFrame") -> list[str]:
     """The axes of the curves: first that of the budget, which is fair to all runs."""
-    by_unit = {"hours": "seconds", "flops": "operations", "tokens": "tokens"}
+    by_unit = {"hours": "seconds", "flops": "operations", "tokens": "tokens", "epochs": "tokens"}
     units = set(rows["budget_unit"][rows["trained"]].dropna())
     first = by_unit[units.pop()] if len(units) == 1 else "tokens"
     return [first, *(axis for axis in UNITS if axis != first)]
