@@ -25,6 +25,7 @@ from tasks.reports.examples import Answers, answers_of
 from tasks.reports.losses import context_doubt
 from tasks.reports.markdown import Marked, page, render
 from tasks.reports.model_card import card, recipe
+from tasks.reports.published import PAPER, PUBLISHED
 from tasks.reports.rows import CurvePoint, ScoreRow
 from tasks.reports.trees import as_text, mermaid
 from tasks.reports.verdict import compare, comparison_rows, verdict
@@ -53,7 +54,7 @@ class Report(Params):
     )
 
 
-@stage(version=13)
+@stage(version=14)
 def report(params: Report, runs: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)
@@ -151,7 +152,7 @@ def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str,
         "average": means.paper,
         "official_average": means.official,
         "scores": rows,
-        "published": [row._asdict() for row in scores.PUBLISHED],
+        "published": [row._asdict() for row in PUBLISHED],
         "funnel": funnel.funnel(lineage),
         "contamination": funnel.contamination(lineage),
         "learning_curve": sections.learning_curve(rows),
@@ -301,7 +302,7 @@ def draw(content: dict, lineage: dict[str, dict], steps: dict[str, np.ndarray] |
 def draw_scores(rows: list[ScoreRow], out: Path) -> None:
     """Draw the scores on GLUE beside published ones, those on the user's own tasks, and those on probes."""
     main = [row for row in rows if row["share"] == 1]
-    published = {f"published: {row.model}": row.scores for row in scores.PUBLISHED if row.model in BESIDE}
+    published = {f"published: {row.model}": row.scores for row in PAPER if row.model in BESIDE}
     kinds = {
         "scores": ([row for row in main if row["column"] in scores.COLUMNS], published),
         "own": (scores.own_rows(main), {}),

@@ -23,7 +23,7 @@ from tasks.glue.metrics import (
 )
 from tasks.glue.table import TASKS, Task
 from tasks.glue.tags import spans_of
-from tasks.reports.scores import PUBLISHED
+from tasks.reports.published import PAPER
 
 REGRESSION = ("pearson", "spearman")
 FLAT = [name for name in metrics.NAMES if name not in ("micro_f1", "span_f1")]  # an example has one label
@@ -217,7 +217,7 @@ def test_all_metrics_of_a_task_are_scored_with_their_baseline_and_confusions():
     assert three["confusion"] == [[1, 0, 0], [1, 1, 0], [0, 0, 0]], "a row for each class, seen or not"
 
 
-NINE = [row for row in PUBLISHED if len(row.scores) == 9]
+NINE = [row for row in PAPER if len(row.scores) == 9]
 
 
 @pytest.mark.parametrize("row", NINE, ids=lambda row: row.model)

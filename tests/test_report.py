@@ -24,6 +24,7 @@ from tasks.report import Report, report
 from tasks.reports import funnel, rules, scores, sections
 from tasks.reports.markdown import render
 from tasks.reports.model_card import card
+from tasks.reports.published import PAPER
 from tasks.store.artifacts import LINEAGE, Artifact, draft_of
 from tasks.store.publish import publish
 from tasks.tokenize import Tokenize
@@ -33,7 +34,7 @@ ENVIRONMENT = {
     "python": "3.11.1", "packages": {"torch": "2.13.0", "numpy": "2.4"}, "commit": "abc123",
     "machine": {"system": "Linux", "cores": 2},
 }  # fmt: skip
-BERT = scores.PUBLISHED[0].scores
+BERT = PAPER[0].scores
 MODEL = "pretrain/00000000000a"
 RULES = "GLUE by the rules of cramming"
 UNDEFINED = "Matthews correlation is undefined and reported as 0, for all 1,043 predictions are of class 1."

@@ -1,4 +1,4 @@
-"""Scores: those of one model's finetuning runs, over seeds, and published ones; and the words and marks for them."""
+"""Scores: those of one model's finetuning runs, over seeds; and the words and marks for them."""
 
 import hashlib
 import json
@@ -21,41 +21,6 @@ COLUMNS = tuple(metrics.COLUMNS)  # nine numbers, as in the paper
 PLACES = {place: name for name, place in metrics.COLUMNS.items()}  # columns by task and split
 METRICS = {name: words.removesuffix(" correlation") for name, words in metrics.NAMES.items()}
 WEAK = "†"  # marks a score that doesn't beat the majority baseline
-
-
-class Published(NamedTuple):
-    """A row of a published table."""
-
-    model: str
-    scores: dict[str, float]  # by column; those not found are missing
-    average: float
-    source: str
-
-
-def _by_column(*values: float) -> dict[str, float]:
-    return dict(zip(COLUMNS, values, strict=True))
-
-
-V1 = "arXiv 2212.14034v1, as quoted by others"
-FINAL = "the authors' final version, as quoted by others"
-RELEASED = "the model card of JonasGeiping/crammed-bert"
-AGAIN = "He and Hofmann 2023, arXiv 2311.01906, tables 1 and 2"
-CONDITIONED = {"SST-2": 92.5, "RTE": 55.6, "QNLI": 91.1, "QQP": 87.4, "MRPC": 86.3, "CoLA": 53.7}
-PUBLISHED = [
-    Published("BERT-base, fully trained", _by_column(83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5), 80.9, V1),
-    Published("RoBERTa-base, fully trained",
-              _by_column(86.6, 86.4, 93.7, 90.4, 77.3, 92.1, 88.3, 91.4, 60.2), 85.1, V1),
-    Published("BERT-base, no pretraining", _by_column(34.1, 34.1, 79.9, 17.8, 47.3, 50.0, 68.6, 77.9, 0.0), 45.5, V1),
-    Published("crammed BERT, A6000, v1", _by_column(83.9, 84.1, 92.2, 84.6, 53.8, 89.5, 87.3, 87.5, 44.5), 78.6, V1),
-    Published("crammed BERT, A6000, as released (best of 5 runs)",
-              _by_column(84.1, 84.6, 92.0, 87.4, 58.5, 90.2, 87.5, 88.9, 53.3), 80.7, RELEASED),
-    Published("crammed BERT, A6000, final", {}, 80.4, FINAL),
-    Published("crammed BERT, A4000, final", {}, 79.2, FINAL),
-    Published("crammed BERT, 2080 Ti, run again",
-              _by_column(81.2, 81.6, 89.9, 87.6, 56.3, 88.9, 87.1, 88.3, 49.4), 78.9, AGAIN),
-    Published("conditioned embeddings, 1 GPU, 24 hours", CONDITIONED, 79.7,
-              "arXiv 2505.12789, as quoted by others"),
-]  # fmt: skip
 
 
 # Words and marks

@@ -9,10 +9,10 @@ import numpy as np
 from model.settings import Finetuning
 from tasks.glue.table import Task
 from tasks.reports.markdown import Marked, escape, records, table
+from tasks.reports.published import PAPER
 from tasks.reports.rows import CurvePoint, ScoreRow
 from tasks.reports.scores import (
     COLUMNS,
-    PUBLISHED,
     average_by_seed,
     averages,
     glue_rows,
@@ -42,7 +42,7 @@ def published(rows: list[ScoreRow], finetuning: dict) -> dict:
         if finetuning.get(name) != usual:
             differing.append(f"{name} {usual}, here {finetuning[name]}")
     return {
-        "averages": [f"{row.model} {row.average}" for row in PUBLISHED if row.model in HEADLINE],
+        "averages": [f"{row.model} {row.average}" for row in PAPER if row.model in HEADLINE],
         "differing": differing,
     }
 
@@ -53,7 +53,7 @@ def score_section(rows: list[ScoreRow], title: str, shown: list[dict]) -> dict:
     random = glue_rows(rows, pretrained=False)
     if not own:
         return {}
-    sources = list(dict.fromkeys(row.source for row in PUBLISHED))
+    sources = list(dict.fromkeys(row.source for row in PAPER))
     have = {row["column"] for row in own}
     return {
         "scores": score_table(title, own, random, sources),
@@ -93,7 +93,7 @@ def score_table(title: str, own: list[ScoreRow], random: list[ScoreRow], sources
         lines.append(score_line(f"{escape(title)}, no pretraining", random))
     majority = {row["column"]: mark_score(row["majority"][row["metric"]], row["partial"]) for row in own}
     lines.append({"model": "majority class or mean (this data)", **majority})
-    for row in PUBLISHED:
+    for row in PAPER:
         name = Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
         lines.append({"model": name, "average": row.average, **row.scores})
     return records(lines, ["model", "average", "GLUE's own", *COLUMNS])
