@@ -25,7 +25,7 @@ from tasks.reports.examples import Answers, answers_of
 from tasks.reports.losses import context_doubt
 from tasks.reports.markdown import Marked, page, render
 from tasks.reports.model_card import card, recipe
-from tasks.reports.published import PAPER, PUBLISHED
+from tasks.reports.published import PUBLISHED, in_picture, is_small
 from tasks.reports.rows import CurvePoint, ScoreRow
 from tasks.reports.trees import as_text, mermaid
 from tasks.reports.verdict import compare, comparison_rows, verdict
@@ -41,7 +41,6 @@ NOTHING: dict = {  # of what `quoted` returns
     "examples": [],
     "dropped_samples": [],
 }
-BESIDE = ("BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)")  # in the picture of scores
 
 
 class Report(Params):
@@ -222,10 +221,12 @@ def about_scores(content: dict, runs: list[Artifact]) -> dict:
     tasks = {row["task"]: task_of(row) for row in rows}
     settings = scores.settings_rows(content["finetuning"])
     confusion = [sections.confusion_table(tasks[task], counts) for task, counts in content["confusion"].items()]
+    parameters = content["pretraining"]["parameters"]
     return {
+        "beside_small": is_small(parameters) and bool(beside(rows, parameters)),
         "glue_tasks": len(tasks.keys() & scores.NAMES.keys()),
         "published": sections.published(rows, content["finetuning"]),
-        "glue": sections.score_section(rows, content["title"], settings),
+        "glue": sections.score_section(rows, content["title"], settings, content["pretraining"]),
         "settings": settings,
         "own": sections.own_section(rows, finetuning_of(runs, own=True)),
         "probes": [row for row in brief(rows) if row["task"] in PROBES and row["share"] == 1],
@@ -285,7 +286,7 @@ def brief(rows: list[ScoreRow]) -> list[dict]:
 
 def draw(content: dict, lineage: dict[str, dict], steps: dict[str, np.ndarray] | None, out: Path) -> dict[str, str]:
     """Draw the pictures of the page; returns them by name. `content`: of report.json; `steps`: from `steps_of`."""
-    draw_scores(content["scores"], out)
+    draw_scores(content["scores"], content["pretraining"]["parameters"], out)
     if content["learning_curve"]:
         draw_learning_curve(content["learning_curve"], out / "curve.svg")
     bars = funnel.bars(lineage)
@@ -299,12 +300,16 @@ def draw(content: dict, lineage: dict[str, dict], steps: dict[str, np.ndarray] |
     return {path.name: path.read_text(encoding="utf-8") for path in sorted(out.glob("*.svg"))}
 
 
-def draw_scores(rows: list[ScoreRow], out: Path) -> None:
-    """Draw the scores on GLUE beside published ones, those on the user's own tasks, and those on probes."""
+def draw_scores(rows: list[ScoreRow], parameters: float, out: Path) -> None:
+    """Draw the scores on GLUE beside published ones, those on the user's own tasks, and those on probes.
+
+    `parameters`: of our model; the published ones are of its size.
+    """
     main = [row for row in rows if row["share"] == 1]
-    published = {f"published: {row.model}": row.scores for row in PAPER if row.model in BESIDE}
+    of_glue = [row for row in main if row["column"] in scores.COLUMNS]
+    published = {f"published: {model}": known for model, known in beside(rows, parameters).items()}
     kinds = {
-        "scores": ([row for row in main if row["column"] in scores.COLUMNS], published),
+        "scores": (of_glue, published),
         "own": (scores.own_rows(main), {}),
         "probes": ([row for row in main if row["task"] in PROBES], {}),
     }
@@ -313,6 +318,12 @@ def draw_scores(rows: list[ScoreRow], out: Path) -> None:
         random = [row for row in of_kind if not row["pretrained"]]
         if pretrained:
             plots.scores(pretrained, random, others, out / f"{name}.svg")
+
+
+def beside(rows: list[ScoreRow], parameters: float) -> dict[str, dict[str, float]]:
+    """The published scores to draw beside ours, by model and column; of models that have one that can be compared."""
+    whole = {row["column"] for row in scores.glue_rows(rows) if not row["partial"]}
+    return {model: known for model, known in in_picture(parameters).items() if whole & known.keys()}
 
 
 def draw_learning_curve(points: list[CurvePoint], path: Path) -> None:

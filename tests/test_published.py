@@ -9,6 +9,7 @@ from tasks.reports.published import (
     BABYLM_2024,
     BABYLM_2025,
     DEV,
+    ELECTRA,
     FILTERED,
     FULL,
     PUBLISHED,
@@ -18,6 +19,9 @@ from tasks.reports.published import (
     TEST,
     Published,
     PublishedBlimp,
+    footnotes,
+    in_picture,
+    read_twice,
 )
 
 SECOND = {"MRPC accuracy": "MRPC", "STS-B Spearman": "STS-B", "QQP accuracy": "QQP"}  # the column of the first metric
@@ -80,6 +84,7 @@ def test_a_row_of_blimp_names_its_source_its_scorer_and_its_pairs(row: Published
     assert row.pairs == (FILTERED if row.track else FULL)
     assert 45 < row.score < 100
     if row.shape:
+        assert row.parameters
         assert blocks_of(row.shape) < row.parameters
 
 
@@ -99,3 +104,34 @@ def test_berts_score_higher_where_later_pieces_of_a_word_are_masked():
     scores = {(row.model, row.scorer): row.score for row in PUBLISHED_BLIMP}
     for model in ("BERT-base, cased", "RoBERTa-base"):
         assert scores[model, "original"] < scores[model, "within word"]
+
+
+@pytest.mark.parametrize("parameters", [11e6, 120e6])
+def test_the_picture_has_rows_of_our_split_only(parameters: float):
+    drawn = in_picture(parameters)
+    ours = {row.model: row.scores for row in PUBLISHED if row.split == DEV}
+    assert len(drawn) > 1
+    assert all(ours[model] == known for model, known in drawn.items())
+
+
+def test_footnotes_name_what_the_rows_of_a_source_have_in_other_metrics():
+    rows = [row for row in SMALL if row.source == ELECTRA]
+    [note] = footnotes(rows)
+    assert ELECTRA.removeprefix("the ") in note
+    assert "ELECTRA-Small++ has MRPC accuracy 88.0, STS-B Spearman 87.5, QQP accuracy 89.0" in note
+    assert note.count(rows[0].protocol) == 1
+
+
+def test_a_number_is_no_footnote_where_its_column_has_one():
+    [of_server] = footnotes(OF_THE_SERVER)
+    assert "accuracy" not in of_server
+    assert "WNLI 62.3" not in of_server
+
+
+def test_weights_that_were_judged_twice_are_named_with_both_averages():
+    rows = [
+        Published("one", {}, 60.0, "a"), Published("other", {}, 50.0, "b"), Published("one", {}, 70.5, "b"),
+        Published("one", {"CoLA": 1.0}, None, "c"),
+    ]  # fmt: skip
+    [reading] = read_twice(rows)
+    assert (reading.model, reading.averages, reading.points) == ("one", [(60.0, 1), (70.5, 2)], 10.5)

@@ -249,6 +249,35 @@ def test_the_page_and_the_card_of_a_run_are_those_that_were_read_and_approved(re
     check_golden(f"{name}_card.md", (folder / "README.md").read_text(encoding="utf-8"))
 
 
+def test_a_small_model_stands_beside_models_of_its_size_and_then_beside_the_papers(mixed):
+    page = mixed[0]
+    small, full_size = rows_of(section(page, RULES)), rows_of(section(page, "GLUE beside full-size models"))
+    assert "*ELECTRA-Small-OWT* (published \\[2\\])" in small
+    assert not any("BERT-base" in name for name in small)
+    assert any("BERT-base" in name for name in full_size)
+    ours = [line for line in lines_of(section(page, RULES)) if line[0] == "**ours** (this run)"]
+    assert [ours[0][1], ours[1][-1]] == ["dev", "13.6 M tokens, 1 minute of Toy GPU"], "scores, then what they took"
+
+
+def test_an_adopted_model_has_a_size_and_no_cost():
+    adopted = {"parameters": 11_300_000, "params": lineage()[MODEL]["params"]}
+    ours, *published = sections.cost_lines("ours", adopted)
+    assert (ours["parameters"], ours["pretraining"]) == ("11.3 M", None)
+    assert len(published) == len({line["model"] for line in published}), "weights that were judged twice, once"
+
+
+def test_a_full_size_model_stands_beside_the_papers_models_alone(whole):
+    page = whole[0]
+    assert "BERT-Mini" not in page
+    assert "GLUE beside full-size models" not in page
+
+
+def test_the_picture_has_published_models_of_the_size_that_share_a_score_on_all_of_the_data(whole, mixed):
+    drawn = [set(re.findall("published: ([^<]+)<", (about[2] / "scores.svg").read_text())) for about in (whole, mixed)]
+    assert drawn[0] == {"BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)"}
+    assert drawn[1] == {"ELECTRA-Small-OWT"}, "the others have SST-2 and MNLI alone, ours of SST-2 is on partial data"
+
+
 def test_the_averages_are_those_of_the_table_that_the_scores_are_from(whole, mixed):
     assert whole[1]["average"] == pytest.approx(80.9, abs=0.05)
     assert mixed[1]["average"] is None

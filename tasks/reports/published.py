@@ -4,6 +4,7 @@ A number stands in the column of a metric only if it was published in that metri
 ways say so, and never stand in one chart.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tasks.glue import metrics
@@ -24,9 +25,10 @@ class Published(NamedTuple):
     shape: str = ""  # layers x width
     cost: str = ""  # of pretraining, as published; empty: not found
     split: str = DEV
-    protocol: str = ""  # of finetuning; empty: the paper's, one setting for all tasks
+    protocol: str = ""  # of finetuning, a sentence; empty: the paper's, one setting for all tasks
     average_of: str = ""
     others: tuple[tuple[str, float], ...] = ()  # numbers of the row that fit no column: task and metric, value
+    note: str = ""  # another sentence
 
 
 def _by_column(*values: float) -> dict[str, float]:
@@ -41,14 +43,15 @@ LATER = "arXiv 2505.12789, as quoted by others"
 SMALL_BERTS = "the README of google-research/bert"
 ETTIN = "the table of encoders in JHU-CLSP/ettin-encoder-vs-decoder"
 ELECTRA = "the README of google-research/electra"
-BEST_OF_20 = "the best of 20 settings for each task (5 batch sizes, 4 learning rates), 4 epochs"
+BEST_OF_20 = "The best of 20 settings for each task (5 batch sizes, 4 rates), 4 epochs"
 MNLI_FIRST = (
-    "ModernBERT's, in whose code RTE, MRPC and STS-B start from a model finetuned on MNLI, each task has its own "
-    "setting, and STS-B is Spearman; the table has one number for MNLI and doesn't name its half"
+    "By ModernBERT's rules: in its code each task has its own setting, RTE, MRPC and STS-B start from a model that was "
+    "finetuned on MNLI, and STS-B is Spearman. The table has one number for MNLI and doesn't name its half"
 )
-MEDIAN = "the median of many seeds; 10 epochs for RTE and STS-B, 3 for the others"
-WITH_WNLI = "nine tasks, WNLI among them, each the mean of its metrics"
+MEDIAN = "The median of many seeds, 10 epochs for RTE and STS-B, 3 for the others"
+WITH_WNLI = "nine tasks, with WNLI, each the mean of its metrics"
 OF_EIGHT = "eight tasks, of which the table names two"
+CONSTANT = "A CoLA of 0.0 is that of always giving the same answer"
 PAPER = [
     Published("BERT-base, fully trained", _by_column(83.2, 83.4, 91.9, 86.7, 59.2, 90.6, 87.7, 89.3, 56.5), 80.9, V1,
               110e6, "12 x 768"),
@@ -70,13 +73,7 @@ PAPER = [
               {"SST-2": 92.5, "RTE": 55.6, "QNLI": 91.1, "QQP": 87.4, "MRPC": 86.3, "CoLA": 53.7}, 79.7, LATER,
               cost="24 hours of a GPU"),
 ]  # fmt: skip
-SMALL = [
-    Published("BERT-Tiny", _by_column(70.2, 70.3, 83.2, 74.3, 57.2, 81.5, 62.2, 81.1, 0.0), 64.2, SMALL_BERTS,
-              4.4e6, "2 x 128", "", TEST, BEST_OF_20, WITH_WNLI,
-              (("MRPC accuracy", 71.1), ("STS-B Spearman", 73.6), ("QQP accuracy", 83.4), ("WNLI", 62.3))),
-    Published("BERT-Mini", _by_column(74.8, 74.3, 85.9, 75.4, 57.9, 84.1, 66.4, 81.1, 0.0), 65.8, SMALL_BERTS,
-              11.3e6, "4 x 256", "", TEST, BEST_OF_20, WITH_WNLI,
-              (("MRPC accuracy", 71.8), ("STS-B Spearman", 73.3), ("QQP accuracy", 86.2), ("WNLI", 62.3))),
+SMALL = [  # the split that ours are on first
     Published("BERT-Mini", {"MNLI m": 77.2, "SST-2": 88.3}, 76.4, ETTIN, 11.3e6, "4 x 256", "", DEV, MNLI_FIRST,
               OF_EIGHT),
     Published("ELECTRA-Small-OWT", {"MNLI m": 78.9, "SST-2": 88.3, "RTE": 68.5, "QNLI": 87.9, "CoLA": 56.8}, None,
@@ -87,16 +84,97 @@ SMALL = [
               others=(("MRPC accuracy", 88.0), ("STS-B Spearman", 87.5), ("QQP accuracy", 89.0))),
     Published("Ettin 17M", {"MNLI m": 79.5, "SST-2": 91.2}, 79.2, ETTIN, 17e6, "7 x 256",
               "2 T tokens, 141 hours of 4 H100", DEV, MNLI_FIRST, OF_EIGHT),
+    Published("BERT-Small", {"MNLI m": 79.2, "SST-2": 90.1}, 79.0, ETTIN, 29e6, "4 x 512", "", DEV, MNLI_FIRST,
+              OF_EIGHT),
+    Published("BERT-Tiny", _by_column(70.2, 70.3, 83.2, 74.3, 57.2, 81.5, 62.2, 81.1, 0.0), 64.2, SMALL_BERTS,
+              4.4e6, "2 x 128", "", TEST, BEST_OF_20, WITH_WNLI,
+              (("MRPC accuracy", 71.1), ("STS-B Spearman", 73.6), ("QQP accuracy", 83.4), ("WNLI", 62.3)), CONSTANT),
+    Published("BERT-Mini", _by_column(74.8, 74.3, 85.9, 75.4, 57.9, 84.1, 66.4, 81.1, 0.0), 65.8, SMALL_BERTS,
+              11.3e6, "4 x 256", "", TEST, BEST_OF_20, WITH_WNLI,
+              (("MRPC accuracy", 71.8), ("STS-B Spearman", 73.3), ("QQP accuracy", 86.2), ("WNLI", 62.3)), CONSTANT),
     Published("BERT-Small", _by_column(77.6, 77.0, 89.7, 78.8, 61.8, 86.4, 68.1, 83.4, 27.8), 71.2, SMALL_BERTS,
               29e6, "4 x 512", "", TEST, BEST_OF_20, WITH_WNLI,
               (("MRPC accuracy", 76.2), ("STS-B Spearman", 77.0), ("QQP accuracy", 87.0), ("WNLI", 62.3))),
-    Published("BERT-Small", {"MNLI m": 79.2, "SST-2": 90.1}, 79.0, ETTIN, 29e6, "4 x 512", "", DEV, MNLI_FIRST,
-              OF_EIGHT),
     Published("BERT-Medium", _by_column(80.0, 79.1, 89.6, 80.4, 62.2, 87.7, 69.6, 86.6, 38.0), 73.5, SMALL_BERTS,
               41e6, "8 x 512", "", TEST, BEST_OF_20, WITH_WNLI,
               (("MRPC accuracy", 81.6), ("STS-B Spearman", 78.4), ("QQP accuracy", 87.9), ("WNLI", 62.3))),
 ]  # fmt: skip
 PUBLISHED = PAPER + SMALL
+SMALL_BELOW = 55e6  # parameters: half of BERT-base; smaller models are shown beside SMALL
+IN_PICTURE = (  # models of PAPER, and of SMALL
+    "BERT-base, fully trained", "crammed BERT, A6000, as released (best of 5 runs)",
+    "BERT-Mini", "ELECTRA-Small-OWT", "Ettin 17M",
+)  # fmt: skip
+
+
+def is_small(parameters: float) -> bool:
+    """Whether a model of so many parameters is nearer to the models of SMALL than to BERT-base."""
+    return parameters < SMALL_BELOW
+
+
+def in_picture(parameters: float) -> dict[str, dict[str, float]]:
+    """The scores to draw beside a model of so many parameters, by model and column: on the same split as ours."""
+    rows = SMALL if is_small(parameters) else PAPER
+    return {row.model: row.scores for row in rows if row.split == DEV and row.model in IN_PICTURE}
+
+
+def sources_of(rows: Iterable[Published]) -> list[str]:
+    """The sources of rows, each once; footnotes count from 1 in this order."""
+    return list(dict.fromkeys(row.source for row in rows))
+
+
+def footnotes(rows: list[Published]) -> list[str]:
+    """What differs from our scores, sentences for each source of `rows`, in the order of `sources_of`."""
+    notes = []
+    for source in sources_of(rows):
+        of_source = [row for row in rows if row.source == source]
+        notes.append(f"{source[0].upper()}{source[1:]}, {of_source[0].split} data. {what_differs(of_source)}")
+    return notes
+
+
+def what_differs(rows: list[Published]) -> str:
+    """What differs from ours in the rows of one source, and their numbers that fit no column."""
+    facts = []
+    for row in rows:
+        if row.protocol:
+            facts.append(row.protocol)
+        if row.average_of:
+            facts.append(f"The average is of {row.average_of}")
+        if row.note:
+            facts.append(row.note)
+        unseen = [f"{name} {value}" for name, value in row.others if is_unseen(name, row)]
+        if unseen:
+            facts.append(f"In other metrics than the columns', {row.model} has {', '.join(unseen)}")
+    return " ".join(f"{fact}." for fact in dict.fromkeys(facts))
+
+
+def is_unseen(name: str, row: Published) -> bool:
+    """Whether a number that fits no column is all that a row has for a task of the columns."""
+    task, _, metric = name.partition(" ")
+    return bool(metric) and task not in row.scores
+
+
+class TwoReadings(NamedTuple):
+    """Averages that were published for the same weights."""
+
+    model: str
+    averages: list[tuple[float, int]]  # each with the number of its source
+
+    @property
+    def points(self) -> float:
+        """How far apart the averages are."""
+        values = [average for average, _ in self.averages]
+        return max(values) - min(values)
+
+
+def read_twice(rows: list[Published]) -> list[TwoReadings]:
+    """The models of which several averages were published, judged in different ways."""
+    sources = sources_of(rows)
+    found: dict[str, list[tuple[float, int]]] = {}
+    for row in rows:
+        if row.average is not None:
+            found.setdefault(row.model, []).append((row.average, sources.index(row.source) + 1))
+    return [TwoReadings(model, averages) for model, averages in found.items() if len(averages) > 1]
 
 
 # BLiMP

@@ -2,14 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from model.settings import Finetuning
+from model.wording import duration
 from tasks.glue.table import Task
-from tasks.reports.markdown import Marked, escape, records, table
-from tasks.reports.published import PAPER
+from tasks.reports.markdown import Marked, escape, records, short, table
+from tasks.reports.published import DEV, PAPER, SMALL, Published, footnotes, is_small, read_twice, sources_of
 from tasks.reports.rows import CurvePoint, ScoreRow
 from tasks.reports.scores import (
     COLUMNS,
@@ -47,17 +48,20 @@ def published(rows: list[ScoreRow], finetuning: dict) -> dict:
     }
 
 
-def score_section(rows: list[ScoreRow], title: str, shown: list[dict]) -> dict:
-    """What scores.md.j2 shows of the scores on GLUE; empty if there are none. `shown`: settings as rows of a table."""
+def score_section(rows: list[ScoreRow], title: str, shown: list[dict], model: Mapping) -> dict:
+    """What scores.md.j2 shows of the scores on GLUE; empty if there are none.
+
+    `shown`: settings as rows of a table. `model`: the statistics and `params` of pretraining.
+    """
     own = glue_rows(rows)
     random = glue_rows(rows, pretrained=False)
     if not own:
         return {}
-    sources = list(dict.fromkeys(row.source for row in PAPER))
     have = {row["column"] for row in own}
     return {
-        "scores": score_table(title, own, random, sources),
-        "sources": sources,
+        "beside_paper": score_table(title, own, random),
+        "sources": sources_of(PAPER),
+        "small": beside_small(title, own, random, model) if is_small(model["parameters"]) else {},
         "seed_averages": average_by_seed(own),
         "missing": [name for name in COLUMNS if name not in have],
         "incomplete": [row["column"] for row in own if row["partial"] and row["column"] in COLUMNS],
@@ -65,6 +69,56 @@ def score_section(rows: list[ScoreRow], title: str, shown: list[dict]) -> dict:
         "wnli": [row["score"] for row in own if row["task"] == "wnli"],
         "settings": shown,
         **every_score(own + random),
+    }
+
+
+def beside_small(title: str, own: list[ScoreRow], random: list[ScoreRow], model: Mapping) -> dict:
+    """What scores.md.j2 shows of a small model beside those of its size: scores, footnotes, and what they cost."""
+    lines = own_lines(title, own, random)
+    for line in lines:
+        line["split"] = DEV
+    sources = sources_of(SMALL)
+    for row in SMALL:
+        line = {"model": published_name(row, sources), "split": row.split, "published average": row.average}
+        lines.append(line | row.scores)
+    averages_of_ours = [name for name in ("average", "GLUE's own") if lines[0][name] is not None]
+    return {
+        "scores": records(lines, ["model", "split", *averages_of_ours, "published average", *COLUMNS]),
+        "footnotes": footnotes(SMALL),
+        "read_twice": read_twice(SMALL),
+        "costs": records(cost_lines(title, model)),
+    }
+
+
+def cost_lines(title: str, model: Mapping) -> list[dict]:
+    """The sizes of our model and of the published small ones, and what pretraining them took."""
+    architecture = model["params"]["architecture"]
+    ours = {
+        "model": Marked(f"**{escape(title)}** (this run)"),
+        "layers x width": f"{architecture['layers']} x {architecture['hidden']}",
+        "parameters": short(model["parameters"]),
+        "pretraining": cost_of(model),
+    }
+    by_size = sorted(SMALL, key=lambda row: row.parameters or 0)
+    lines = {row.model: cost_line(row) for row in by_size}  # two rows can be of the same weights
+    return [ours, *lines.values()]
+
+
+def cost_of(model: Mapping) -> str | None:
+    """What pretraining took; None for an adopted model. `model`: as in `score_section`."""
+    if "machine" not in model:
+        return None
+    time = duration(model["seconds_on_the_clock"])
+    return f"{short(model['tokens'])} tokens, {time} of {model['machine']['device']}"
+
+
+def cost_line(row: Published) -> dict:
+    """The size of a published model, and what pretraining it took."""
+    return {
+        "model": Marked(f"*{escape(row.model)}*"),
+        "layers x width": row.shape,
+        "parameters": short(row.parameters) if row.parameters else None,
+        "pretraining": row.cost or None,
     }
 
 
@@ -86,17 +140,28 @@ def every_score(rows: list[ScoreRow]) -> dict:
     }
 
 
-def score_table(title: str, own: list[ScoreRow], random: list[ScoreRow], sources: list[str]) -> Marked:
-    """Our models, pretrained and (`random`) not; the majority baseline; published models."""
+def score_table(title: str, own: list[ScoreRow], random: list[ScoreRow]) -> Marked:
+    """Our models, pretrained and (`random`) not; the majority baseline; the paper's models."""
+    lines = own_lines(title, own, random)
+    sources = sources_of(PAPER)
+    for row in PAPER:
+        lines.append({"model": published_name(row, sources), "average": row.average, **row.scores})
+    return records(lines, ["model", "average", "GLUE's own", *COLUMNS])
+
+
+def own_lines(title: str, own: list[ScoreRow], random: list[ScoreRow]) -> list[dict[str, object]]:
+    """The lines of our models, pretrained and (`random`) not, and of the majority baseline."""
     lines = [score_line(escape(title), own)]
     if random:
         lines.append(score_line(f"{escape(title)}, no pretraining", random))
     majority = {row["column"]: mark_score(row["majority"][row["metric"]], row["partial"]) for row in own}
     lines.append({"model": "majority class or mean (this data)", **majority})
-    for row in PAPER:
-        name = Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
-        lines.append({"model": name, "average": row.average, **row.scores})
-    return records(lines, ["model", "average", "GLUE's own", *COLUMNS])
+    return lines
+
+
+def published_name(row: Published, sources: list[str]) -> Marked:
+    """The name of a published model, with the number of its source."""
+    return Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
 
 
 def score_line(name: str, rows: list[ScoreRow]) -> dict[str, object]:
