@@ -118,7 +118,7 @@ def test_footnotes_name_what_the_rows_of_a_source_have_in_other_metrics():
     rows = [row for row in SMALL if row.source == ELECTRA]
     [note] = footnotes(rows)
     assert ELECTRA.removeprefix("the ") in note
-    assert "ELECTRA-Small++ has MRPC accuracy 88.0, STS-B Spearman 87.5, QQP accuracy 89.0" in note
+    assert "ELECTRA-Small++ MRPC accuracy 88.0, STS-B Spearman 87.5, QQP accuracy 89.0" in note
     assert note.count(rows[0].protocol) == 1
 
 

@@ -11,7 +11,8 @@ from tasks.glue import metrics
 
 # GLUE
 
-DEV, TEST = "dev", "test"  # the validation data; the data whose labels only GLUE's server has
+DEV = "dev"  # the validation data
+TEST = "test"  # the data whose labels only GLUE's server has
 
 
 class Published(NamedTuple):
@@ -135,17 +136,16 @@ def footnotes(rows: list[Published]) -> list[str]:
 def what_differs(rows: list[Published]) -> str:
     """What differs from ours in the rows of one source, and their numbers that fit no column."""
     facts = []
+    others = []
     for row in rows:
-        if row.protocol:
-            facts.append(row.protocol)
-        if row.average_of:
-            facts.append(f"The average is of {row.average_of}")
-        if row.note:
-            facts.append(row.note)
+        average = f"The average is of {row.average_of}" if row.average_of else ""
+        facts += [row.protocol, average, row.note]
         unseen = [f"{name} {value}" for name, value in row.others if is_unseen(name, row)]
         if unseen:
-            facts.append(f"In other metrics than the columns', {row.model} has {', '.join(unseen)}")
-    return " ".join(f"{fact}." for fact in dict.fromkeys(facts))
+            others.append(f"{row.model} {', '.join(unseen)}")
+    if others:
+        facts.append(f"In other metrics than the columns': {'; '.join(others)}")
+    return " ".join(f"{fact}." for fact in dict.fromkeys(facts) if fact)
 
 
 def is_unseen(name: str, row: Published) -> bool:
@@ -179,11 +179,14 @@ def read_twice(rows: list[Published]) -> list[TwoReadings]:
 
 # BLiMP
 
-FILTERED, FULL = 59_875, 67_000  # pairs: BabyLM's part of BLiMP, and all of it
-BABYLM_2025, BABYLM_2024 = "BabyLM 2025", "BabyLM 2024"
+FILTERED = 59_875  # pairs: BabyLM's part of BLiMP
+FULL = 67_000
+BABYLM_2025 = "BabyLM 2025"
+BABYLM_2024 = "BabyLM 2024"
 BEST_TEMPERATURE = "best temperature"
 LEFT_TO_RIGHT = "left to right"
-ORIGINAL, WITHIN_WORD = "original", "within word"
+ORIGINAL = "original"
+WITHIN_WORD = "within word"
 PEOPLE = "people"
 SCORERS = {  # of BLiMP: how the better sentence of a pair is chosen
     BABYLM_2025: "masked models: the sum of the log probabilities, one token masked at a time; causal ones: of the "
@@ -213,7 +216,8 @@ class PublishedBlimp(NamedTuple):
     note: str = ""
 
 
-SMALL_TRACK, TRACK = 10_000_000, 100_000_000
+SMALL_TRACK = 10_000_000
+TRACK = 100_000_000
 PIPELINE_2024 = "the README of babylm/evaluation-pipeline-2024"
 PIPELINE_2025 = "the README of babylm/evaluation-pipeline-2025"
 PIPELINE_2026 = "the README of babylm-org/babylm-eval"
