@@ -12,7 +12,7 @@ from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel
 
 from flows.cram import checked_plan, cram
-from flows.recipes.deltas import DELTAS, NAMED
+from flows.recipes.deltas import BABYLMS, DELTAS, NAMED
 from flows.recipes.recipe import RECIPES, STAGES, merge, resolve, without_empty
 from flows.recipes.rules import tuned
 from flows.recipes.study_runs import operations_per_token
@@ -208,6 +208,37 @@ def test_every_recipe_has_a_pocket_recipe_by_the_same_rule(name: str):
     assert parameters(small_name) > 5e5, "it can be built"
 
 
+TRACKS = {"babylm-small": 10_000_000, "babylm": 100_000_000}
+
+
+@pytest.mark.parametrize("name", BABYLMS)
+def test_a_recipe_of_babylm_keeps_the_words_and_epochs_of_its_track_whatever_text_it_reads(name: str):
+    words = TRACKS[name.removeprefix("pocket-")]
+    for source in ({}, {"source": "c4"}, {"source": "files", "files": ["own.jsonl"]}):
+        recipe = resolve(name, {"download": source})
+        limits = recipe.download
+        assert (limits.words, limits.documents, limits.megabytes) == (words, 0, 0)
+        assert (recipe.pretrain.budget, recipe.pretrain.budget_unit) == (10, "epochs")
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [("babylm", "frontier"), ("pocket-babylm", "pocket-frontier"), ("pocket-babylm-small", "pocket-frontier")],
+)
+def test_a_recipe_of_babylm_has_the_layout_of_frontier(name: str, like: str):
+    assert RECIPES[name].pretrain.architecture == RECIPES[like].pretrain.architecture
+    assert RECIPES[name].vocabulary == RECIPES[like].vocabulary
+    assert RECIPES[name].finetune == RECIPES[like].finetune
+
+
+@pytest.mark.parametrize("name", BABYLMS)
+def test_the_rates_of_a_recipe_of_babylm_are_those_of_the_rule_for_what_it_reads(name: str):
+    training = RECIPES[name].pretrain
+    tokens = training.budget * 1.6 * RECIPES[name].download.words
+    by_rule = tuned(training.architecture.hidden, tokens, training.architecture.convolution)
+    assert {field: getattr(training, field) for field in by_rule} == by_rule
+
+
 @pytest.mark.parametrize("name", ["pocket", "crammed-bert", "pocket-bert-base", "demo"])
 def test_ones_own_files_are_read_whole_unless_the_override_limits_them(name: str):
     own = {"source": "files", "files": ["own.jsonl"]}
@@ -226,7 +257,7 @@ def cells(room: str, section: str) -> list[list[str]]:
     return rows[1:]
 
 
-@pytest.mark.parametrize("name", [*FULL, "demo"])
+@pytest.mark.parametrize("name", [*FULL, *BABYLMS, "demo"])
 def test_the_manual_says_how_many_parameters_a_recipe_has_and_operations_masked_positions_save(name: str):
     (row,) = [row for row in cells("flows", "Recipes") if row[0] == f"`{name}`"]
     assert re.findall(r"([\d.]+) M", row[1]) == [f"{parameters(name) / 1e6:.1f}"]

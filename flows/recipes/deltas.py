@@ -211,7 +211,44 @@ ADAPT: Delta = {
 # The same for two CPU cores: in twenty minutes the smaller batch takes some hundred steps.
 POCKET_ADAPT: Delta = ADAPT | {"pretrain": ADAPT["pretrain"] | {"budget": 1 / 3, "batch_size": 32}}
 ADAPTS = {"adapt": ADAPT, "pocket-adapt": POCKET_ADAPT}  # recipes that begin from a model
-# The changes of every recipe, with its title: those above, a pocket recipe for each, and the demo
-DELTAS: dict[str, Delta] = {
-    name: delta | {"report": {"title": name}} for name, delta in (NAMED | POCKETS | ADAPTS | {"demo": DEMO}).items()
+
+# BabyLM
+EPOCHS = 10
+TOKENS_A_WORD = 1.6  # with the entries below 1.4 to 1.7, for English
+STRICT_SMALL, STRICT = (10_000_000, 100_000_000)  # words of the tracks
+SMALL_SIZE: Delta = {"layers": 12, "hidden": 384, "heads": 6, "intermediate": 1152}  # as entries of the track have
+POCKET_SIZE: Delta = {"layers": 4, "hidden": 256, "heads": 4, "intermediate": 768}  # as pocket-frontier
+
+
+def babylm(words: int, size: Delta, entries: int) -> Delta:
+    """A recipe by the rules of a track of BabyLM: at most so many words of any text, and ten epochs over them.
+
+    The layout is that of `frontier`, at this size. Batch, rates and decay follow from the tokens that are read. Masks
+    fall from 30 to 15 %, as in GPT-BERT (Charpentier and Samuel 2024, arXiv 2410.24159). All epochs have the same
+    order, so it is random. The share of the documents that is held out is that of the pocket recipes.
+    """
+    architecture = FRONTIER["architecture"] | size
+    rates = tuned(Architecture(**architecture).hidden, EPOCHS * TOKENS_A_WORD * words, architecture["convolution"])
+    masks = {"last_mask_fraction": 0.15}
+    budget = {"budget": EPOCHS, "budget_unit": "epochs"}
+    return {
+        "download": {"documents": 0, "words": words},
+        "vocabulary": {"entries": entries},
+        "tokenize": {"heldout_fraction": 0.005, "sort": "random"},
+        "pretrain": FRONTIER | {"architecture": architecture} | rates | masks | budget,
+    }
+
+
+COMPARE: Delta = NAMED["frontier"]["finetune"]
+POCKET_COMPARE: Delta = POCKETS["pocket-frontier"]["finetune"]
+# The pocket recipes keep words and epochs, which are the rules, and take hours. A rate of 1e-4 in finetuning lies
+# between those of pocket and full size; it was not compared with others.
+BABYLMS: dict[str, Delta] = {
+    "babylm-small": babylm(STRICT_SMALL, SMALL_SIZE, 16_384) | {"finetune": COMPARE | {"learning_rate": 1e-4}},
+    "babylm": babylm(STRICT, {}, 32_768) | {"finetune": COMPARE},
+    "pocket-babylm-small": babylm(STRICT_SMALL, POCKET_SIZE, 8192) | {"finetune": POCKET_COMPARE},
+    "pocket-babylm": babylm(STRICT, POCKET_SIZE, 8192) | {"finetune": POCKET_COMPARE},
 }
+# The changes of every recipe, with its title: those above, a pocket recipe for each, and the demo
+WITHOUT_TITLE: dict[str, Delta] = NAMED | POCKETS | ADAPTS | BABYLMS | {"demo": DEMO}
+DELTAS: dict[str, Delta] = {name: delta | {"report": {"title": name}} for name, delta in WITHOUT_TITLE.items()}
