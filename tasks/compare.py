@@ -8,6 +8,7 @@ Writes  study.html    the page, complete in itself
 """
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ from tasks.store.artifacts import Artifact, artifact_named
 if TYPE_CHECKING:
     import pandas as pd
 
-COSTS = ("tokens", "operations", "seconds", "parameters", "tokens_per_second")
+COSTS = ("text_words", "epochs", "tokens", "operations", "seconds", "parameters", "tokens_per_second")
 MEANS = (LOSS, "nats_per_character", "length_nats", "by_frequencies", *COSTS)
 AXES = tuple(UNITS)
 CURVE_LOSS = "heldout_nats_per_byte"
@@ -79,7 +80,7 @@ class Compare(Params):
     fit: bool = False
 
 
-@stage(version=8)
+@stage(version=9)
 def compare(
     params: Compare, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
 ) -> dict:
@@ -176,6 +177,8 @@ def pretraining_results(member: Member) -> dict[str, Any]:
         "by_frequencies": measured["by_frequencies"]["nats_per_byte"],
         "device": stats["machine"]["device"],
         "parameters": stats["parameters"],
+        "text_words": stats.get("words", math.nan),  # at most, of the training text
+        "epochs": stats.get("epochs", math.nan),
         "tokens": stats["tokens"],
         "steps": stats["steps"],
         "tokens_per_second": stats["tokens_per_second"],

@@ -205,6 +205,17 @@ def describe_text(manifests: dict[str, dict]) -> str:
     return "; ".join(facts)
 
 
+def words_of(manifests: dict[str, dict]) -> int | None:
+    """The words between white space that were downloaded; None if they were not counted.
+
+    The training text has at most as many, since later stages drop some.
+    """
+    found = [about["stats"].get("words") for about in manifests.values() if about["stage"] == "download"]
+    if not found or None in found:
+        return None
+    return sum(found)
+
+
 def describe_formats(formats: dict[str, list[str]]) -> str:
     """The formats and columns that documents were read from, in brackets; empty if none is known."""
     names = [" ".join(filter(None, (form, column))) for form, columns in formats.items() for column in columns]
@@ -263,6 +274,9 @@ def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     done = fraction_done(work)
     with trackers(out.name, work, params.identity()), Progress("pretrain", total=1.0, done=done) as bar:
         stats = train(job, out, lambda fraction, note: bar.update(min(1.0, fraction) - bar.count, note))
+    words = words_of(manifests)
+    if words is not None:
+        stats["words"] = words
     if first:
         stats["start"] = {"name": first.name, "tokens": first.stats.get("tokens"), "start": first.stats.get("start")}
     write_card(params, stats, manifests, out)

@@ -137,9 +137,10 @@ def refusal(*files: Path | str, **settings: object) -> str:
     return str(refused.value)
 
 
-def corpus_of(folder: Path, texts: list[str], part_megabytes: float = 0.008, source: str = "toy"):
-    """The artifact of a download of these texts, in many small parts."""
-    return downloaded(write_jsonl(folder / f"{source}.jsonl", texts, source), part_megabytes=part_megabytes, max_lost=1)
+def corpus_of(folder: Path, texts: list[str], part_megabytes: float = 0.008, source: str = "toy", words: int = 0):
+    """The artifact of a download of these texts, in many small parts; of at most so many words, 0: of all."""
+    shard = write_jsonl(folder / f"{source}.jsonl", texts, source)
+    return downloaded(shard, part_megabytes=part_megabytes, max_lost=1, words=words)
 
 
 def roughen(module):
@@ -223,7 +224,7 @@ def toy_tokens(root: Path, texts: list[str]) -> dict:
     from tasks.tokenize import Tokenize, tokenize
     from tasks.vocabulary import Vocabulary, vocabulary
 
-    corpus = corpus_of(root, [*texts, texts[0]], part_megabytes=1024)
+    corpus = corpus_of(root, [*texts, texts[0]], part_megabytes=1024, words=1_000_000)
     clean = decontaminate.fn(Decontaminate(data="probes"), deduplicate.fn(Deduplicate(), corpus))
     kept = filtered(clean, max_tokens_per_char=0.5)
     words = vocabulary.fn(Vocabulary(entries=400), kept)

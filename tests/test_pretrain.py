@@ -25,7 +25,7 @@ from model.heldout import Heldout
 from model.settings import SPECIALS
 from tasks import pretrain as pretrain_module
 from tasks.finetune import Finetune, finetune
-from tasks.pretrain import Pretrain, measure_heldout, pretrain
+from tasks.pretrain import Pretrain, measure_heldout, pretrain, words_of
 from tasks.reports.losses import FEWEST_WORDS
 from tasks.store.artifacts import LINEAGE, Artifact
 from tasks.text.holdout import digest_of, measured_texts
@@ -71,6 +71,16 @@ def test_the_model_learned_and_its_record_is_complete(made):
     assert (bert.path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not list(bert.path.rglob("checkpoint*"))
     assert json.loads((bert.path / "config.json").read_text())["vocab_size"] == 400
+
+
+def test_a_model_knows_how_many_words_were_downloaded_for_it_if_they_were_counted(made, toy_texts: list[str]):
+    downloaded = [*toy_texts, toy_texts[0]]
+    assert made["pretrain"].stats["words"] == sum(len(text.split()) for text in downloaded)
+    one = {"stage": "download", "stats": {"words": 3}}
+    other = {"stage": "download", "stats": {}}
+    assert words_of({"download/a": one, "download/b": one, "tokenize/c": {"stage": "tokenize"}}) == 6
+    assert words_of({"download/a": one, "download/b": other}) is None
+    assert words_of({}) is None
 
 
 def test_pretraining_shows_losses_rate_speed_and_memory_and_its_artifact_has_none_of_it(

@@ -22,6 +22,7 @@ from tasks.glue.table import GLUE, TASKS
 from tasks.pretrain import Pretrain
 from tasks.report import Report, report
 from tasks.reports import funnel, rules, scores, sections
+from tasks.reports.cards import about_text
 from tasks.reports.markdown import render
 from tasks.reports.model_card import card
 from tasks.reports.published import PAPER
@@ -257,6 +258,14 @@ def test_a_small_model_stands_beside_models_of_its_size_and_then_beside_the_pape
     assert any("BERT-base" in name for name in full_size)
     ours = [line for line in lines_of(section(page, RULES)) if line[0] == "**ours** (this run)"]
     assert [ours[0][1], ours[1][-1]] == ["dev", "13.6 M tokens, 1 minute of Toy GPU"], "scores, then what they took"
+
+
+def test_the_card_of_the_tokens_says_epochs_and_the_words_if_they_were_counted():
+    stats = lineage()[MODEL]["stats"]
+    assert about_text(stats) == "1.2 times the training text"
+    assert about_text(stats | {"epochs": 9.9995, "words": 9_981_965}) == (
+        "10 times the training text, which has at most 10.0 M words"
+    )
 
 
 def test_an_adopted_model_has_a_size_and_no_cost():

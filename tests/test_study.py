@@ -546,6 +546,20 @@ def test_the_page_of_an_encoder_as_it_is_adapted_and_from_scratch_is_the_one_tha
     assert rows["nats_per_byte"].isna().tolist() == [new_head, False, False]
 
 
+def test_words_epochs_and_seconds_stand_in_one_row_beside_the_scores_if_words_were_counted(empty: Path):
+    one = model(empty, 1, 1.0, epochs=9.9995, words=9_981_965)
+    other = model(empty, 2, 1.1, epochs=1.0)
+    members = [
+        Member(run="track", model=one, report=report(empty, 1, 70.0, column="tickets")),
+        Member(run="none", model=other, report=report(empty, 2, 60.0, column="tickets")),
+    ]
+    track, none = compared(members).stats["table"]
+    shown = [track[name] for name in ("words at most", "epochs", "seconds", "tickets")]
+    assert shown == ["10.0 M", "10", "5", "70.0"]
+    assert not none["words at most"]
+    assert "epochs" not in compared(members[1:]).stats["table"][0]
+
+
 def test_a_page_says_that_the_scores_have_another_order_than_the_losses(empty: Path):
     members = []
     for n, (loss, score) in enumerate(((1.5, 80.0), (1.0, 60.0))):

@@ -26,14 +26,20 @@ def cards_of(stats: dict, architecture: Architecture, compared: list[Comparison]
     if "heldout" not in stats:  # an adopted model
         return [*found, size_card(stats, architecture)]
     machine = stats["machine"]
-    epochs = stats["epochs"]
     found.append(loss_card(stats["heldout"]))
-    found.append(Card(short(stats["tokens"]), "tokens read", f"{epochs:.2g} times the training text"))
+    found.append(Card(short(stats["tokens"]), "tokens read", about_text(stats)))
     found.append(Card(duration(stats["seconds_on_the_clock"]), "of training", f"on {machine['device']}"))
     speed = f"{stats['tokens_per_second']:,.0f}"
     found.append(Card(speed, "tokens a second", f"{100 * stats['mfu']:.0f} % of what the machine can compute (MFU)"))
     found.append(size_card(stats, architecture))
     return found
+
+
+def about_text(stats: dict) -> str:
+    """How often a model read its training text, and at most how many words that has, if they were counted."""
+    times = f"{stats['epochs']:.2g} times the training text"
+    words = stats.get("words")
+    return f"{times}, which has at most {short(words)} words" if words else times
 
 
 def size_card(stats: dict, architecture: Architecture) -> Card:

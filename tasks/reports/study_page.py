@@ -25,6 +25,7 @@ UNITS = {
     "operations": (("exaFLOP", 1e18), ("petaFLOP", 1e15), ("teraFLOP", 1e12), ("gigaFLOP", 1e9)),
     "seconds": (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)),
 }
+WORDS, EPOCHS = "words at most", "epochs"  # of the training text, among the costs
 MOST_ANSWERS = 3  # scores of which the head of the page names the best run
 MOST_LINES = 60  # of the picture of scores, and of a table of them that isn't folded
 VERDICTS = {
@@ -265,14 +266,21 @@ def unit(kind: str, largest: float) -> tuple[str, float]:
 
 
 def cost_table(means: list[RunMeans]) -> list[dict[str, str | None]]:
-    """The mean cost of each run, all in the same units; of a model that was not trained, its size."""
+    """The mean cost of each run, all in the same units; of a model that was not trained, its size.
+
+    If the words of the training text were counted, also these and the epochs.
+    """
     done = [line for line in means if line.seeds]
     work, of_work = unit("operations", max(line.value("operations") for line in done))
     time, of_time = unit("seconds", max(line.value("seconds") for line in done))
-    names = ("parameters", "tokens", work, time, "tokens/s")
+    has_words = any(math.isfinite(line.value("text_words")) for line in done)
+    of_text = [WORDS, EPOCHS] if has_words else []
+    names = ("parameters", *of_text, "tokens", work, time, "tokens/s")
     rows = []
     for line in means:
         row: dict[str, str | None] = dict.fromkeys(names)
+        if line.seeds and math.isfinite(line.value("text_words")):
+            row |= {WORDS: short(line.value("text_words")), EPOCHS: f"{line.value('epochs'):.3g}"}
         if line.seeds:
             row |= {"parameters": short(line.value("parameters")), "tokens": short(line.value("tokens"))}
         if line.seeds and line.trained:
@@ -416,7 +424,7 @@ def artifact_table(rows: "pd.DataFrame") -> list[dict]:
 
 def brief_table(means: list[RunMeans]) -> list[dict]:
     """The rows that the terminal and the page of a Prefect run show; of a problem, the first sentence."""
-    shown = {"tokens"} | {name for name, _ in UNITS["seconds"]}  # of the costs
+    shown = {WORDS, EPOCHS, "tokens"} | {name for name, _ in UNITS["seconds"]}  # of the costs
     scores = [name for name in means[0].means if name.startswith(SCORE)]
     scores = [AVERAGE] if AVERAGE in scores else scores[:MOST_ANSWERS]
     table = []
