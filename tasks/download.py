@@ -369,7 +369,7 @@ def end_part(parts: PartWriter, counts: Counts, readers: dict[str, sources.Sourc
 
 def goal_of(params: Download) -> tuple[float | None, str]:
     """How much is to be read, None if all is, and its unit."""
-    if params.words and not params.megabytes:
+    if params.words:
         return params.words, "word"
     if params.documents and not params.megabytes:
         return params.documents, "doc"
