@@ -28,6 +28,7 @@ from tasks.download import download
 from tasks.filter import filter
 from tasks.finetune import finetune
 from tasks.measure import measure
+from tasks.minimal_pairs import minimal_pairs
 from tasks.pretrain import pretrain
 from tasks.report import report
 from tasks.store.artifacts import Artifact
@@ -54,8 +55,9 @@ def pipeline(r: Recipe) -> Artifact:
     words = vocabulary(r.vocabulary, kept)
     sequences = tokenize(r.tokenize, kept, words)
     bert = pretrain(r.pretrain, sequences)
+    judged = [minimal_pairs(params, bert) for params in r.minimal_pairs.runs()]
     finetuned = [finetune(params, bert) for params in r.finetune.runs()]
-    return report(r.report, finetuned)
+    return report(r.report, finetuned, judged)
 
 
 def plan_run(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:

@@ -8,7 +8,7 @@ Writes  part-00000.parquet …  the same parts without those documents, in the s
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,8 +22,10 @@ from model.errors import InputError
 from model.wording import counted
 from tasks.corpus.parts import Document, Tally, add_up, count, link, parts_of, smallest_of_each, tables, writer
 from tasks.glue import data as glue
+from tasks.glue import pairs as sets
 from tasks.glue import reading as labelled
 from tasks.glue.own import Definition, by_name, definitions_in, name_or_definition
+from tasks.glue.pairs import PairSet
 from tasks.glue.table import HUB_GLUE, TASKS, evaluation_splits
 from tasks.stage import Params, stage
 from tasks.store.artifacts import WORK, Artifact
@@ -36,6 +38,7 @@ SAMPLES = 5  # documents of each task
 SAMPLE_CHARACTERS = 600  # shown of a sample
 CONTEXT = 100  # characters shown on either side
 AT_ONCE = 1 << 16  # sentences in memory in all their forms
+PAIRS = "pairs"  # the split of minimal pairs
 ANY = "all"  # the row of all tasks together
 MUCH = 0.05  # of the characters, dropped, from which on a warning is logged
 COLUMNS = {
@@ -69,6 +72,16 @@ class Decontaminate(Params):
         min_length=1,
         description="Tasks whose sentences are searched for, if data has them; with those defined in finetune.tasks.",
     )
+
+    pairs: list[PairSet] = Field(
+        [], description="Minimal pairs whose sentences are searched for, with those of minimal_pairs.data."
+    )
+    later = ("pairs",)
+
+    @property
+    def pairs_at_hand(self) -> dict[str, PairSet]:
+        """The sets of minimal pairs that can be read now, by name."""
+        return {sets.name_of(one.data): one for one in self.pairs if sets.at_hand(one)}
 
     def evaluation(self) -> tuple[Splits, str]:
         """GLUE's files with the sentences; and if there are none, why, in words that enter the key.
@@ -104,7 +117,8 @@ class Decontaminate(Params):
         if why:
             about["unchecked"] = why
         own = {task.name: labelled.texts_identity(task) for task in definitions_in(self.tasks)}
-        if own or not why:
+        pairs = {name: one.identity() for name, one in self.pairs_at_hand.items()}
+        if own or pairs or not why:
             about["words"] = self.words
         if not why:
             about["version"] = matching.VERSION
@@ -112,6 +126,8 @@ class Decontaminate(Params):
             about["data"] = self.identity_of(files)
         if own:
             about["own"] = own
+        if pairs:
+            about["pairs"] = pairs
         return about
 
     def identity_of(self, files: Splits) -> dict:
@@ -127,12 +143,14 @@ class Decontaminate(Params):
 
     def check(self) -> None:
         """Read the sentences once, so that errors in them are reported before the corpus is read."""
-        for _ in evaluation_sentences(self.evaluation()[0], definitions_in(self.tasks)):
+        for _ in evaluation_sentences(self.evaluation()[0], definitions_in(self.tasks), self.pairs_at_hand):
             pass
 
 
-def evaluation_sentences(files: Splits, own: Iterable[Definition] = ()) -> Iterator[SentenceBatch]:
-    """The sentences in these files and of these tasks, many at a time.
+def evaluation_sentences(
+    files: Splits, own: Iterable[Definition] = (), pairs: Mapping[str, PairSet] | None = None
+) -> Iterator[SentenceBatch]:
+    """The sentences in these files, of these tasks and of these minimal pairs, many at a time.
 
     Raises InputError for files without the texts of their task.
     """
@@ -142,6 +160,10 @@ def evaluation_sentences(files: Splits, own: Iterable[Definition] = ()) -> Itera
     for definition in own:
         for columns in labelled.sentences(definition):
             yield from sentence_batches(definition.name, *columns)
+    for name, one in (pairs or {}).items():
+        table = sets.read(one)
+        for side in sets.SIDES:
+            yield from sentence_batches(name, PAIRS, side, 0, table[side].tolist())
 
 
 def sentence_batches(task: str, split: str, column: str, row: int, texts: list[str]) -> Iterator[SentenceBatch]:
@@ -265,10 +287,10 @@ def missing_splits(tasks: Iterable[object], files: Splits) -> list[str]:
     return missing
 
 
-def log_unavailable(own: list[Definition], why: str, missing: list[str]) -> None:
+def log_unavailable(others: list[str], why: str, missing: list[str]) -> None:
     """Log whose sentences are not searched for: those of all tasks of GLUE for some reason, or of missing splits."""
     if why:
-        log.info("Only the texts of %s are searched for: %s.", ", ".join(task.name for task in own), why)
+        log.info("Only the texts of %s are searched for: %s.", ", ".join(others), why)
     if missing:
         log.warning("Skipping tasks whose data is unavailable: %s.", ", ".join(missing))
 
@@ -341,15 +363,16 @@ def decontaminate(params: Decontaminate, corpus: Artifact, out: Path) -> dict:
     """Drop documents with text that the tasks' evaluation data has too; count them by task, and keep samples."""
     files, why = params.evaluation()
     own = definitions_in(params.tasks)
-    if why and not own:
+    pairs = params.pairs_at_hand
+    if why and not own and not pairs:
         return pass_on(corpus, why, params.data == "probes", out)
     missing = [] if why else missing_splits(params.tasks, files)
-    log_unavailable(own, why, missing)
+    log_unavailable([task.name for task in own] + list(pairs), why, missing)
 
     work = out / WORK
     work.mkdir(exist_ok=True)
-    splits = splits_of(files, own)
-    in_index = write_index(evaluation_sentences(files, own), list(splits), params.words, work)
+    splits = splits_of(files, own) | {name: [PAIRS] for name in pairs}
+    in_index = write_index(evaluation_sentences(files, own, pairs), list(splits), params.words, work)
     jobs = [(part, work, params.words, out) for part in parts_of(corpus)]
     results = over_parts(clean_part, jobs, work / "cleaned", "decontaminate")
 

@@ -54,7 +54,7 @@ class Report(Params):
 
 
 @stage(version=14)
-def report(params: Report, runs: list[Artifact], out: Path) -> dict:
+def report(params: Report, runs: list[Artifact], judged: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)
     content = for_programs(params.title, runs, name, lineage)

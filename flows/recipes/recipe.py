@@ -26,7 +26,10 @@ from tasks.download import Download
 from tasks.filter import BY_SCRIPT, Filter
 from tasks.finetune import Finetune
 from tasks.glue.own import TAGS, Definition, definitions_in
+from tasks.glue.pairs import HUB_BLIMP
+from tasks.glue.table import HUB_GLUE
 from tasks.measure import Measure
+from tasks.minimal_pairs import MinimalPairs
 from tasks.pretrain import Pretrain
 from tasks.report import Report
 from tasks.store.artifacts import Artifact
@@ -59,12 +62,18 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     vocabulary: Vocabulary = Vocabulary()
     tokenize: Tokenize = Tokenize()
     pretrain: Pretrain = Pretrain()
+    minimal_pairs: MinimalPairs = MinimalPairs()
     finetune: Finetune = Finetune()
     report: Report = Report()
 
     def check_lengths(self, until: str) -> None:
         """Raise InputError if the model or finetuning needs sequences of another length."""
         last = STAGES.index(until)
+        if until == "minimal_pairs" and not self.minimal_pairs.data:
+            raise InputError(
+                "minimal_pairs.data names no pairs. Name files or data sets, as in --set 'minimal_pairs.data="
+                '["nyu-mll/blimp"]\'.'
+            )
         if last >= STAGES.index("pretrain") and self.pretrain.start:
             adopt.check_start(self.pretrain.start, self.pretrain.architecture, self.tokenize.length)
         if last >= STAGES.index("pretrain"):
@@ -293,6 +302,8 @@ def recipe_of(delta: dict, override: dict) -> Recipe:
     except ValidationError as error:
         raise InputError(sentences_of(error)) from error
     recipe = begin_from_model(recipe, override)
+    if recipe.minimal_pairs.data is None:
+        recipe = change_stage(recipe, "minimal_pairs", data=usual_pairs(recipe))
     recipe = change_stage(recipe, "decontaminate", **searched_data(recipe))
     if recipe.measure.normaliser == ASCII:  # what measures a document reads what the vocabulary will read
         recipe = change_stage(recipe, "measure", normaliser=recipe.vocabulary.normaliser())
@@ -307,15 +318,24 @@ def change_stage(recipe: Recipe, stage: str, **changes: Any) -> Recipe:
     return recipe.model_copy(update={stage: params})
 
 
+def usual_pairs(recipe: Recipe) -> list[str]:
+    """The sets of minimal pairs of a recipe that names none: BLiMP, if GLUE comes from the hub too."""
+    has_glue = len(definitions_in(recipe.finetune.tasks)) < len(recipe.finetune.tasks)
+    if has_glue and recipe.finetune.data == HUB_GLUE.repository:
+        return [HUB_BLIMP.repository]
+    return []
+
+
 def searched_data(recipe: Recipe) -> dict[str, Any]:
-    """Data and tasks of decontamination: the corpus must not have the data that scores the model."""
+    """What decontamination searches for: the corpus must not have the data that scores the model."""
     asked = recipe.decontaminate
     tasks = recipe.finetune.tasks
     own = definitions_in(tasks)
     data = asked.data
     if not data and len(own) < len(tasks):
         data = recipe.finetune.data
-    return {"data": data, "tasks": list(dict.fromkeys([*asked.tasks, *own]))}
+    pairs = [run.pairs() for run in recipe.minimal_pairs.runs()]
+    return {"data": data, "tasks": list(dict.fromkeys([*asked.tasks, *own])), "pairs": pairs}
 
 
 def begin_from_model(recipe: Recipe, asked: dict) -> Recipe:

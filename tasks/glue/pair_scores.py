@@ -1,0 +1,91 @@
+"""Accuracies on minimal pairs: how often a model finds the good sentence likelier, in all, by part, field and group.
+
+A tie counts as half, where the pipelines of the BabyLM challenge (2025, 2026) count it as right. The score of a set is
+the unweighted mean of its groups' accuracies, as there.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tasks.glue.pairs import permuted_groups
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PAIRS = "pairs.parquet"  # the scored pairs in an artifact
+METRICS = ("original", "within_word")  # as in model.likelihood, which loads torch
+# parts of a set
+EVERY = "all"
+FILTERED = "BabyLM's blimp_filtered"
+PERMUTED = "groups of permutations"
+OTHERS = "other groups"
+
+
+class Accuracy(NamedTuple):
+    """The unweighted mean of the accuracies of groups, times 100, and its standard error over pairs."""
+
+    value: float
+    standard_error: float | None  # None if a group has one pair
+
+
+def is_right(scored: "pd.DataFrame", metric: str) -> np.ndarray:
+    """(pairs,) 1 where the good sentence is likelier, 0.5 for a tie, 0 where it is less likely."""
+    difference = scored[f"good_{metric}"] - scored[f"bad_{metric}"]
+    return (np.sign(difference.to_numpy()) + 1) / 2
+
+
+def accuracy_of(right: np.ndarray, groups: Sequence[str]) -> Accuracy:
+    """The accuracy of pairs, or of their differences between two models. right: (pairs,), groups: that of each."""
+    _, numbers = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
+    counts = np.bincount(numbers)
+    means = np.bincount(numbers, right) / counts
+    squares = np.bincount(numbers, (right - means[numbers]) ** 2)
+    error = None
+    if counts.min() > 1:
+        variances = squares / (counts - 1) / counts  # of the mean of each group
+        error = round(100 * math.sqrt(variances.sum()) / len(counts), 4)
+    return Accuracy(round(100 * float(means.mean()), 4), error)
+
+
+def summary(scored: "pd.DataFrame") -> dict[str, Any]:
+    """The accuracies of some pairs by both metrics, and how many pairs and groups these are."""
+    found: dict[str, Any] = {"pairs": len(scored), "groups": int(scored["group"].nunique())}
+    for metric in METRICS:
+        found[metric] = accuracy_of(is_right(scored, metric), scored["group"])._asdict()
+    return found
+
+
+def statistics(scored: "pd.DataFrame", name: str) -> dict[str, Any]:
+    """What the stage returns of scored pairs. `name`: of the set."""
+    permuted = scored["group"].isin(permuted_groups(scored))
+    parts = {EVERY: scored}
+    if "filtered" in scored:
+        parts[FILTERED] = scored[scored["filtered"]]
+    if permuted.any() and not permuted.all():
+        parts |= {PERMUTED: scored[permuted], OTHERS: scored[~permuted]}
+    of_parts = {part: summary(rows) for part, rows in parts.items()}
+    fields = {str(field): summary(rows) for field, rows in scored.groupby("field") if field}
+    groups = {str(group): summary(rows) for group, rows in scored.groupby("group")}
+    return {
+        "set": name,
+        **of_parts[EVERY],
+        "parts": of_parts,
+        "fields": fields,
+        "by_group": groups,
+        "ties": {metric: int((is_right(scored, metric) == 0.5).sum()) for metric in METRICS},
+        "same_sentences": int((scored["good"] == scored["bad"]).sum()),
+        "same_tokens": int(scored["same_tokens"].sum()),
+        "table": [row_of(part, about) for part, about in (of_parts | fields).items()],
+    }
+
+
+def row_of(name: str, about: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table that `cram show` prints."""
+    row = {"pairs of": name, "groups": about["groups"], "pairs": about["pairs"]}
+    for metric in METRICS:
+        value, error = about[metric].values()
+        row[metric.replace("_", " ")] = f"{value:.1f}" if error is None else f"{value:.1f} ± {error:.1f}"
+    return row

@@ -1,0 +1,289 @@
+"""Minimal pairs: sets of sentences of which one is good and one is bad, such as BLiMP, from files or the hub.
+
+A pair is a row with two sentences. Rows may name a group, such as the grammatical phenomenon, and a field of groups.
+"""
+
+import functools
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model.errors import InputError, Unreachable
+from tasks.corpus import hub
+from tasks.corpus.columns import choose, value_at
+from tasks.corpus.containers import Encoding
+from tasks.corpus.kinds import ROWS, ending
+from tasks.corpus.local import files_below
+from tasks.corpus.losses import Loss
+from tasks.corpus.rows import records
+from tasks.glue.data import hub_problem
+from tasks.glue.own import FILE
+from tasks.stage import Params
+from tasks.store.manifests import known_digest
+from tasks.text.tokenizer import WORD
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BLIMP = "BLiMP"  # Warstadt et al. 2020 (TACL 8): 67 paradigms of 1,000 pairs
+HUB_BLIMP = hub.Source(
+    "nyu-mll/blimp", "877fba0801ffb7cbd8c39c1ff314a46f053f6036", "",
+    instead="set minimal_pairs.data to a local file or folder with the pairs (see tasks/README.md, 'Minimal pairs')",
+)  # fmt: skip
+BLIMP_DIGEST = "c21ea7ed41ce5744e222ac9d9e6381518a27dc5b307263fa0c8cb1d583922cd2"  # of all pairs, by `digest_of`
+FILTERED = "blimp_filtered.txt"  # beside this file: the rows of BLiMP that BabyLM leaves out
+USUAL = {  # names of columns, in small letters; those of BLiMP first
+    "good": ("sentence_good", "good", "good_sentence", "grammatical", "acceptable", "sen"),
+    "bad": ("sentence_bad", "bad", "bad_sentence", "ungrammatical", "unacceptable", "wrong_sen"),
+    "group": ("uid", "group", "paradigm", "phenomenon"),
+    "field": ("field",),
+}
+SIDES = ("good", "bad")
+OPTIONAL = ("group", "field")
+MOSTLY = 0.5  # share of permutations from which on a group counts as one of permutations
+log = logging.getLogger(__name__)
+
+
+class PairSet(Params):
+    """A set of minimal pairs, and the columns of its files."""
+
+    data: str
+    good: str = ""
+    bad: str = ""
+    group: str = ""
+    field: str = ""
+    encoding: Encoding = ""
+
+    def identity(self) -> dict:
+        """Digests of local files by name, or the hub's revision, in place of the data's location."""
+        columns = self.model_dump(include={*USUAL, "encoding"}, exclude_defaults=True)
+        return columns | {"data": identity_of_files(self.data)}
+
+
+def is_local(data: str) -> bool:
+    """Whether the pairs are in a local file or folder. Raises InputError if they should be, and nothing is there."""
+    if Path(data).expanduser().exists():
+        return True
+    if FILE.fullmatch(data) or data.count("/") == 0:
+        raise InputError(
+            f"There is no file or folder {data}. Correct minimal_pairs.data, or name a data set of the hub, such as "
+            f"{HUB_BLIMP.repository}."
+        )
+    return False
+
+
+def source_of(data: str) -> hub.Source:
+    """The data set of the hub, by OWNER/NAME or OWNER/NAME/FOLDER."""
+    owner, name, *_ = data.split("/")
+    repository = f"{owner}/{name}"
+    if repository == HUB_BLIMP.repository:
+        return HUB_BLIMP
+    return hub.Source(repository, "", "", instead=HUB_BLIMP.instead)
+
+
+def identity_of_files(data: str) -> dict:
+    """What identifies the pairs in a key, wherever they are."""
+    if is_local(data):
+        return {name: known_digest(path) for name, path in files_of(data).items()}
+    return {"hub": data, "revision": hub.commit(source_of(data))}
+
+
+def files_of(data: str) -> dict[str, Path]:
+    """The files with the pairs by their names, in order; those of the hub are fetched.
+
+    Raises InputError if there are none, Unreachable if the hub can't be reached.
+    """
+    folder = Path(data).expanduser() if is_local(data) else fetch(data)
+    if folder.is_file():
+        return {folder.name: folder}
+    found = {}
+    for path in files_below(folder, hidden=False):
+        if ending(path.name) in ROWS:
+            found[path.relative_to(folder).as_posix()] = path
+    if not found:
+        raise InputError(
+            f"{data} has no file with minimal pairs. Expected files that end in {', '.join(ROWS)}; correct "
+            "minimal_pairs.data."
+        )
+    return found
+
+
+@functools.cache
+def fetch(data: str) -> Path:
+    """The folder of a data set of the hub in the cache of the hub's client, with all its files of rows.
+
+    Raises Unreachable if the hub can't be reached and the data set isn't in the cache.
+    """
+    from huggingface_hub import snapshot_download
+
+    source = source_of(data)
+    below = data.removeprefix(source.repository).strip("/")
+    start = f"{below}/*" if below else "*"
+    patterns = [f"{start}{suffix}" for suffix in ROWS]
+    problem = hub_problem(source)  # the client would retry for 30 s
+    with hub.asking(source.repository, source.instead):
+        folder = snapshot_download(
+            source.repository,
+            repo_type="dataset",
+            revision=hub.commit(source),
+            allow_patterns=patterns,
+            local_files_only=bool(problem),
+        )
+    return Path(folder) / below
+
+
+def read(pairs: PairSet) -> "pd.DataFrame":
+    """The pairs, sorted by group: group, field, row (its number in the group, from 0), good, bad.
+
+    Raises InputError for files without pairs, and for rows without a sentence.
+    """
+    return _read(pairs, str(pairs.identity()))
+
+
+@functools.lru_cache(maxsize=4)
+def _read(pairs: PairSet, _identity: str) -> "pd.DataFrame":
+    import pandas as pd
+
+    files = files_of(pairs.data)
+    tables = []
+    for name, path in files.items():
+        group = Path(name).parent.name or Path(name).stem
+        if len(files) > 1 and "/" not in name:
+            group = Path(name).stem
+        tables.append(read_file(pairs, path, group))
+    table = pd.concat(tables, ignore_index=True).sort_values("group", kind="stable", ignore_index=True)
+    table.insert(2, "row", table.groupby("group").cumcount())
+    if pairs.data == HUB_BLIMP.repository and digest_of(table) != BLIMP_DIGEST:
+        raise InputError(
+            f"{pairs.data} has {len(table):,} pairs of {table['group'].nunique()} paradigms here; expected the 67,000 "
+            f"of 67 at {HUB_BLIMP.revision[:12]}. Delete it from the cache of the hub's client, and run again; or "
+            f"{HUB_BLIMP.instead}."
+        )
+    return table
+
+
+def read_file(pairs: PairSet, path: Path, group: str) -> "pd.DataFrame":
+    """The pairs of a file. `group`: of rows that name none."""
+    import pandas as pd
+
+    where = path.name
+    numbers = []
+    rows = []
+    for row in records(path, where, pairs.encoding):
+        if isinstance(row, Loss):
+            raise InputError(f"{where}: row {row.line:,} can't be read: {row.reason}. Correct it (minimal_pairs.data).")
+        number, values = row
+        numbers.append(number)
+        rows.append(values)
+    if not rows:
+        raise InputError(f"{where} has no rows. Expected minimal pairs; correct minimal_pairs.data.")
+    chosen = choose_columns(pairs, rows, where)
+    columns: dict[str, list] = {"group": [group] * len(rows), "field": [""] * len(rows)}
+    for name, column in chosen.items():
+        columns[name] = [text_of(row, column, where, number) for number, row in zip(numbers, rows, strict=True)]
+    return pd.DataFrame(columns)
+
+
+def choose_columns(pairs: PairSet, rows: list[dict], where: str) -> dict[str, str]:
+    """The columns with the sentences, and those with group and field if there are any."""
+    chosen = {}
+    for name, usual in USUAL.items():
+        asked = getattr(pairs, name)
+        is_optional = name in OPTIONAL and not asked
+        column = choose(rows, asked, usual, where, f"Set minimal_pairs.{name} to the right one.", is_optional)
+        if column:
+            chosen[name] = column
+    return chosen
+
+
+def text_of(row: dict, column: str, where: str, number: int) -> str:
+    """The text in a column. Raises InputError if there is none."""
+    value = value_at(row, column)
+    if not isinstance(value, str) or not value.strip():
+        found = "nothing" if not isinstance(value, (int, float)) else repr(value)
+        raise InputError(f"{where}: row {number:,} has {found} in column {column}; expected text. Correct it.")
+    return value
+
+
+def name_of(data: str) -> str:
+    """What reports call a set: BLiMP, or the name of its file, folder or data set."""
+    if data.strip("/") == HUB_BLIMP.repository:
+        return BLIMP
+    return Path(data).expanduser().name.split(".")[0]
+
+
+@functools.cache  # the answer enters a key, so it must stay the same throughout a run
+def at_hand(pairs: PairSet) -> bool:
+    """Whether the pairs can be read now; the log says why a data set of the hub can't."""
+    try:
+        read(pairs)
+    except Unreachable as error:
+        log.warning("The sentences of %s are not searched for. %s", name_of(pairs.data), error)
+        return False
+    return True
+
+
+def digest_of(table: "pd.DataFrame") -> str:
+    """SHA-256 of all pairs in the order of `read`."""
+    digest = hashlib.sha256()
+    for group, good, bad in zip(table["group"], table["good"], table["bad"], strict=True):
+        digest.update(f"{group}\t{good}\t{bad}\n".encode())
+    return digest.hexdigest()
+
+
+# What is known of pairs
+
+
+def filtered_by_babylm(table: "pd.DataFrame") -> np.ndarray | None:
+    """(pairs,) whether each pair is in blimp_filtered of the BabyLM challenge; None unless the set is BLiMP."""
+    if digest_of(table) != BLIMP_DIGEST:
+        return None
+    left_out = dict(rows_left_out())
+    is_out = [row in left_out[group] for group, row in zip(table["group"], table["row"], strict=True)]
+    return ~np.array(is_out)
+
+
+def rows_left_out() -> Iterator[tuple[str, set[int]]]:
+    """The paradigms of BLiMP, each with the numbers of the rows that blimp_filtered leaves out."""
+    text = resources.files(__package__).joinpath(FILTERED).read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            group, *rows = line.split()
+            yield group, {int(row) for row in rows}
+
+
+def are_permutations(table: "pd.DataFrame") -> np.ndarray:
+    """(pairs,) whether the two sentences of each have the same words, in another order."""
+    same = []
+    for good, bad in zip(table["good"], table["bad"], strict=True):
+        same.append(good != bad and words_of(good) == words_of(bad))
+    return np.array(same)
+
+
+def words_of(sentence: str) -> Counter[str]:
+    """How often each word is in a sentence, without capitals and punctuation."""
+    found = WORD.findall(sentence.lower())
+    return Counter(word for word in found if any(map(str.isalnum, word)))
+
+
+def permuted_groups(table: "pd.DataFrame") -> set[str]:
+    """The groups most of whose pairs are permutations: frequencies of words can't decide these."""
+    shares = table.assign(same=are_permutations(table)).groupby("group")["same"].mean()
+    return set(shares.index[shares >= MOSTLY])
+
+
+def draw(table: "pd.DataFrame", most: int) -> "pd.DataFrame":
+    """At most so many pairs of each group, drawn in the same way each time; 0: all of them."""
+    if not most:
+        return table
+    kept = []
+    for _, rows in table.groupby("group", sort=False).indices.items():
+        order = np.random.default_rng(0).permutation(len(rows))
+        kept.append(np.sort(rows[order[:most]]))
+    return table.iloc[np.sort(np.concatenate(kept))].reset_index(drop=True)

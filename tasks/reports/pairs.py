@@ -1,0 +1,131 @@
+"""Minimal pairs in reports and studies: tables, the picture's lines, and paired comparisons of models."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tasks.glue.pair_scores import EVERY, FILTERED, METRICS, PAIRS, Accuracy, accuracy_of, is_right
+from tasks.reports.markdown import records
+from tasks.store.artifacts import Artifact
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHANCE = 50.0
+NORMAL = 1.96  # standard errors on either side of a mean in a 95 % interval
+METRIC_WORDS = {"original": "original", "within_word": "within word"}
+
+
+class PairLine(NamedTuple):
+    """A line of the picture of accuracies: its name, and the accuracy by each of METRICS."""
+
+    name: str
+    accuracies: tuple[Accuracy, ...]
+
+
+def accuracies_in(about: dict[str, Any]) -> tuple[Accuracy, ...]:
+    """The accuracies by METRICS in a part of the statistics."""
+    return tuple(Accuracy(**about[metric]) for metric in METRICS)
+
+
+def lines_of(stats: dict[str, Any]) -> list[PairLine]:
+    """The lines of the picture of a set: its parts, then the fields."""
+    parts = stats["parts"] | stats["fields"]
+    return [PairLine(name, accuracies_in(about)) for name, about in parts.items()]
+
+
+def section_of(judged: Artifact) -> dict[str, Any]:
+    """What the page shows of a set of pairs. `judged`: its artifact."""
+    stats = judged.stats
+    return {
+        "name": stats["set"],
+        "picture": picture_name(stats["set"]),
+        "stats": stats,
+        "all": stats["parts"][EVERY],
+        "filtered": stats["parts"].get(FILTERED),
+        "parts": records(table_of(stats["parts"] | stats["fields"], "pairs of")),
+        "groups": records(table_of(stats["by_group"], "group")),
+    }
+
+
+def picture_name(name: str) -> str:
+    """The file of the picture of a set."""
+    letters = [letter if letter.isalnum() else "-" for letter in name.lower()]
+    return f"pairs-{''.join(letters)}.svg"
+
+
+def table_of(parts: dict[str, dict[str, Any]], title: str) -> list[dict[str, Any]]:
+    """A row for each part or group: how many groups and pairs it has, and its accuracies with their standard errors."""
+    rows = []
+    for name, about in parts.items():
+        row: dict[str, Any] = {title: name}
+        if title != "group":
+            row["groups"] = about["groups"]
+        row["pairs"] = about["pairs"]
+        for metric, accuracy in zip(METRICS, accuracies_in(about), strict=True):
+            row[METRIC_WORDS[metric]] = f"{accuracy.value:.1f}"
+            row[f"± {METRIC_WORDS[metric]}"] = None
+            if accuracy.standard_error is not None:
+                row[f"± {METRIC_WORDS[metric]}"] = f"{accuracy.standard_error:.1f}"
+        rows.append(row)
+    return rows
+
+
+# Scores of one model in a study
+
+
+class PairScore(NamedTuple):
+    """An accuracy of a model on a set, or on a part of it, by one metric."""
+
+    column: str  # its name in tables
+    metric: str  # of METRICS
+    is_filtered: bool  # on BabyLM's part of BLiMP alone
+    accuracy: Accuracy
+    pairs: int
+
+
+def scores_in(stats: dict[str, Any]) -> list[PairScore]:
+    """The scores of a set that studies compare: by both metrics, and on BabyLM's part of BLiMP."""
+    name = stats["set"]
+    every = stats["parts"][EVERY]
+    found = []
+    for metric in METRICS:
+        column = name if metric == METRICS[0] else f"{name}, {METRIC_WORDS[metric]}"
+        found.append(PairScore(column, metric, False, Accuracy(**every[metric]), every["pairs"]))
+    filtered = stats["parts"].get(FILTERED)
+    if filtered:
+        accuracy = Accuracy(**filtered[METRICS[0]])
+        found.append(PairScore(f"{name}, filtered", METRICS[0], True, accuracy, filtered["pairs"]))
+    return found
+
+
+# Two models on the same pairs
+
+
+def read_pairs(judged: Artifact) -> "pd.DataFrame":
+    """The scored pairs of an artifact."""
+    import pandas as pd
+
+    return pd.read_parquet(judged.path / PAIRS)
+
+
+def mean_right(judged: Sequence[Artifact], score: PairScore) -> tuple[np.ndarray, np.ndarray]:
+    """(pairs,) the mean over several models of which pairs are right, and (pairs,) their groups."""
+    tables = [read_pairs(one) for one in judged]
+    if score.is_filtered:
+        tables = [table[table["filtered"]] for table in tables]
+    right = np.mean([is_right(table, score.metric) for table in tables], axis=0)
+    return right, tables[0]["group"].to_numpy()
+
+
+def paired_difference(a: Sequence[Artifact], b: Sequence[Artifact], score: PairScore) -> Accuracy | None:
+    """The accuracy of models `a` less that of models `b`, with its standard error over the pairs that both scored.
+
+    None if they scored different pairs.
+    """
+    right_a, groups_a = mean_right(a, score)
+    right_b, groups_b = mean_right(b, score)
+    if not np.array_equal(groups_a, groups_b):
+        return None
+    return accuracy_of(right_a - right_b, groups_a.tolist())

@@ -1,0 +1,280 @@
+"""Minimal pairs: scores that equal a naive loop in transformers, accuracies, sets of pairs, and the stage."""
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import document, store_of_its_own, toy_model, toy_tokens
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from model import export, likelihood, machine
+from model.errors import InputError
+from model.settings import Architecture
+from tasks import minimal_pairs as stage_module
+from tasks.glue import pair_scores, pairs
+from tasks.glue.pairs import PairSet
+from tasks.minimal_pairs import MinimalPairs, PairsRun, encode, minimal_pairs
+from tasks.store.artifacts import WORK, draft_of
+from tasks.text.tokenizer import CLS, MASK, SEP
+
+MODERN = Architecture(
+    layers=2, hidden=32, heads=2, intermediate=48, positions="rotary", norm_bias=False, norm_eps=1e-5, first_norm=False,
+    head_transform=True,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, toy_texts: list[str]):
+    """A small model with transformers' layout of ModernBERT, trained on some text."""
+    root = tmp_path_factory.mktemp("pairs")
+    with store_of_its_own(root / "artifacts"):
+        yield toy_model(toy_tokens(root, toy_texts)["tokens"], MODERN)
+
+
+def sentences_from(seed: int, number: int) -> list[str]:
+    """Sentences with words that a small vocabulary splits, of several lengths."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(number):
+        words = document(rng, 1).split()[: rng.randint(2, 9)]
+        words.insert(rng.randrange(len(words)), rng.choice(["unbreakable", "quartz-like", "xylophonist", "re-read"]))
+        found.append(" ".join(words))
+    return found
+
+
+def set_of(folder: Path, good: list[str], bad: list[str], **columns: list[str]) -> Path:
+    """A file with pairs."""
+    path = folder / "pairs.csv"
+    pd.DataFrame({"good": good, "bad": bad, **columns}).to_csv(path, index=False)
+    return path
+
+
+def naive_scores(folder: Path, texts: list[str], before: int) -> dict[str, list[float]]:
+    """The scores by transformers' model and tokenizer, one sentence and one mask at a time."""
+    theirs = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    found: dict[str, list[float]] = {"original": [], "within_word": []}
+    for text in texts:
+        encoding = tokenizer(text, add_special_tokens=False)
+        ids = [before, *encoding["input_ids"], SEP]
+        words = [None, *encoding.word_ids(), None]
+        totals = dict.fromkeys(found, 0.0)
+        for place in range(1, len(ids) - 1):
+            later = [other for other in range(place, len(ids)) if words[other] == words[place]]
+            for metric, hidden in (("original", [place]), ("within_word", later)):
+                masked = [MASK if number in hidden else token for number, token in enumerate(ids)]
+                with torch.inference_mode():
+                    scores = theirs(input_ids=torch.tensor([masked])).logits[0, place].float()
+                totals[metric] += float(scores.log_softmax(-1)[ids[place]])
+        for metric, total in totals.items():
+            found[metric].append(total)
+    return found
+
+
+@pytest.mark.parametrize("before", [CLS, SEP])
+def test_scores_equal_a_naive_loop_in_transformers(model, before: int) -> None:
+    texts = sentences_from(1, 12)
+    bert = export.load(model.path)
+    found = likelihood.score_sentences(bert, encode(texts, model), before, machine.detect(), lambda _: None)
+    expected = naive_scores(model.path, texts, before)
+    assert any(a != b for a, b in zip(found["original"], found["within_word"], strict=True))
+    for metric in pair_scores.METRICS:
+        assert found[metric] == pytest.approx(expected[metric], abs=1e-4)
+
+
+def test_scores_do_not_depend_on_the_other_sentences(model) -> None:
+    texts = sentences_from(2, 9)
+    bert = export.load(model.path)
+    here = machine.detect()
+    together = likelihood.score_sentences(bert, encode(texts, model), SEP, here, lambda _: None)
+    for number, text in enumerate(texts):
+        alone = likelihood.score_sentences(bert, encode([text], model), SEP, here, lambda _: None)
+        for metric in pair_scores.METRICS:
+            assert alone[metric][0] == pytest.approx(together[metric][number], abs=1e-4)
+
+
+def test_a_tie_counts_half_and_groups_count_equally() -> None:
+    scored = pd.DataFrame(
+        {
+            "group": ["a", "a", "a", "a", "b"],
+            "good_original": [1.0, 1.0, 2.0, 2.0, 2.0],
+            "bad_original": [1.0, 2.0, 1.0, 1.0, 1.0],
+        }
+    )
+    right = pair_scores.is_right(scored, "original")
+    assert right.tolist() == [0.5, 0.0, 1.0, 1.0, 1.0]
+    assert pair_scores.accuracy_of(right, scored["group"]).value == pytest.approx(100 * (2.5 / 4 + 1) / 2)
+
+
+def test_the_standard_error_is_that_of_a_stratified_sample(rng: random.Random) -> None:
+    groups = [group for group, size in (("a", 50), ("b", 80)) for _ in range(size)]
+    right = np.array([rng.choice([0.0, 0.5, 1.0]) for _ in groups])
+    errors = pd.Series(right).groupby(groups).sem()
+    found = pair_scores.accuracy_of(right, groups)
+    assert found.standard_error == pytest.approx(100 * math.hypot(*errors) / 2, abs=1e-4)
+
+
+def test_a_group_with_one_pair_has_no_standard_error() -> None:
+    assert pair_scores.accuracy_of(np.array([1.0, 0.0, 1.0]), ["a", "a", "b"]).standard_error is None
+
+
+def test_permutations_are_found_by_their_words() -> None:
+    table = pd.DataFrame(
+        {
+            "good": ["Who did he see?", "the cat sleeps", "same thing", "a b c"],
+            "bad": ["Did he see who.", "the cats sleep", "same thing", "a b c c"],
+        }
+    )
+    assert pairs.are_permutations(table).tolist() == [True, False, False, False]
+
+
+def test_the_stage_keeps_scores_from_which_its_accuracies_follow(model, tmp_path: Path) -> None:
+    good = sentences_from(3, 30)
+    bad = [" ".join(reversed(text.split())) for text in good]
+    path = set_of(tmp_path, good, bad, uid=["x", "y", "z"] * 10, field=["f", "f", "g"] * 10)
+    made = minimal_pairs.fn(PairsRun(data=str(path)), model)
+    kept = pd.read_parquet(made.path / pair_scores.PAIRS)
+    for metric in pair_scores.METRICS:
+        right = np.sign(kept[f"good_{metric}"] - kept[f"bad_{metric}"]) / 2 + 0.5
+        by_group = right.groupby(kept["group"]).mean()
+        assert made.stats["parts"]["all"][metric]["value"] == pytest.approx(100 * by_group.mean(), abs=1e-3)
+        assert made.stats["by_group"]["y"][metric]["value"] == pytest.approx(100 * by_group["y"], abs=1e-3)
+        of_field = 100 * by_group[["x", "y"]].mean()
+        assert made.stats["fields"]["f"][metric]["value"] == pytest.approx(of_field, abs=1e-3)
+    assert kept["permutation"].all()
+
+
+def test_an_interrupted_attempt_goes_on_and_scores_the_same(model, tmp_path: Path, monkeypatch) -> None:
+    good = sentences_from(4, 20)
+    path = set_of(tmp_path, good, sentences_from(5, 20))
+    whole = minimal_pairs.fn(PairsRun(data=str(path)), model)
+    expected = pd.read_parquet(whole.path / pair_scores.PAIRS)
+    other = PairsRun(data=str(path), before="sep")
+    monkeypatch.setattr(likelihood, "BATCH_TOKENS", 40)
+    calls = []
+    real = likelihood.Scorer.log_probabilities
+
+    def dies(self, *places):
+        calls.append(places)
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        return real(self, *places)
+
+    monkeypatch.setattr(likelihood.Scorer, "log_probabilities", dies)
+    with pytest.raises(KeyboardInterrupt):
+        minimal_pairs.fn(other, model)
+    left = np.load(draft_of(minimal_pairs.target(other, model)) / WORK / stage_module.SCORES)
+    assert 0 < np.isfinite(left).sum() < len(left)
+    before = len(calls)
+    monkeypatch.setattr(likelihood.Scorer, "log_probabilities", lambda self, *p: calls.append(p) or real(self, *p))
+    made = minimal_pairs.fn(other, model)
+    again = len(calls) - before
+    assert again < before + again - 9  # what was done is not done again
+    found = pd.read_parquet(made.path / pair_scores.PAIRS)
+    for column in ("good_original", "bad_within_word"):
+        assert found[column].tolist() == pytest.approx(expected[column].tolist(), abs=1e-4)
+
+
+def test_a_model_trained_by_cram_has_sep_before_a_sentence(model, tmp_path: Path) -> None:
+    path = set_of(tmp_path, sentences_from(6, 4), sentences_from(7, 4))
+    assert minimal_pairs.fn(PairsRun(data=str(path)), model).stats["before"] == "sep"
+    assert minimal_pairs.fn(PairsRun(data=str(path), before="cls"), model).stats["before"] == "cls"
+
+
+def test_a_sample_is_of_each_group_and_the_same_each_time() -> None:
+    table = pd.DataFrame({"group": ["a"] * 50 + ["b"] * 3, "row": [*range(50), *range(3)]})
+    drawn = pairs.draw(table, 7)
+    assert drawn.groupby("group").size().to_dict() == {"a": 7, "b": 3}
+    assert drawn.equals(pairs.draw(table, 7))
+    assert drawn.loc[drawn["group"] == "a", "row"].tolist() != list(range(7))
+
+
+# Sets of pairs
+
+
+def test_files_of_a_folder_are_groups(tmp_path: Path) -> None:
+    for name in ("binding", "agreement"):
+        lines = '{"sentence_good": "he sleeps", "sentence_bad": "he sleep"}\n' * 3
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    table = pairs.read(PairSet(data=str(tmp_path)))
+    assert table["group"].tolist() == ["agreement"] * 3 + ["binding"] * 3
+    assert table["row"].tolist() == [0, 1, 2] * 2
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "own.tsv"
+    path.write_text("richtig\tfalsch\tthema\ner schläft\ter schlafen\tVerb\n", encoding="utf-8")
+    table = pairs.read(PairSet(data=str(path), good="richtig", bad="falsch", group="thema"))
+    assert table[["group", "good", "bad"]].values.tolist() == [["Verb", "er schläft", "er schlafen"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("good,worse\na,b\n", "minimal_pairs.bad"),
+        ("good,bad\na,\n", "row 2"),
+        ("good,bad\n", "pairs.csv"),
+    ],
+)
+def test_a_file_without_pairs_is_refused_by_what_it_lacks(tmp_path: Path, content: str, named: str) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=named):
+        pairs.read(PairSet(data=str(path)))
+
+
+def test_a_missing_file_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match=r"nowhere\.csv"):
+        PairsRun(data="nowhere.csv").check()
+
+
+def test_two_sets_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="pairs"):
+        MinimalPairs(data=[str(tmp_path / "a" / "pairs.csv"), str(tmp_path / "b" / "pairs.tsv")]).runs()
+
+
+def test_a_sentence_that_the_model_cannot_read_is_refused(model, tmp_path: Path) -> None:
+    path = set_of(tmp_path, ["the cat", "猫"], ["cat the", "犬"])
+    with pytest.raises(InputError, match="猫"):
+        minimal_pairs.fn(PairsRun(data=str(path)), model)
+
+
+def test_a_sentence_longer_than_the_model_takes_is_refused(model, tmp_path: Path) -> None:
+    path = set_of(tmp_path, ["word " * 200], ["short"])
+    with pytest.raises(InputError, match="word word"):
+        minimal_pairs.fn(PairsRun(data=str(path)), model)
+
+
+def test_the_rows_that_babylm_leaves_out_are_7125_of_blimp() -> None:
+    left_out = dict(pairs.rows_left_out())
+    assert len(left_out) == 67
+    assert sum(map(len, left_out.values())) == 67_000 - 59_875
+    assert all(rows <= set(range(1000)) for rows in left_out.values())
+
+
+def test_the_real_blimp_is_recognised_with_its_part_and_permutations(real_data: Path) -> None:
+    table = pairs.read(PairSet(data=str(real_data / "blimp")))
+    filtered = pairs.filtered_by_babylm(table)
+    assert filtered is not None
+    assert filtered.sum() == 59_875
+    assert len(pairs.permuted_groups(table)) == 13
+    assert (table["good"] == table["bad"]).sum() == 7
+
+
+def test_an_untrained_model_is_at_chance_on_blimp(model, real_data: Path) -> None:
+    from model.bert import Bert
+    from tasks.glue.pair_scores import accuracy_of
+
+    table = pairs.draw(pairs.read(PairSet(data=str(real_data / "blimp"))), 20)
+    trained = export.load(model.path)
+    bert = Bert(trained.architecture, trained.vocabulary, trained.length, seed=3)
+    texts = [*table["good"], *table["bad"]]
+    found = likelihood.score_sentences(bert, encode(texts, model), SEP, machine.detect(), lambda _: None)
+    for scores in found.values():
+        good, bad = np.split(scores, 2)
+        accuracy = accuracy_of((np.sign(good - bad) + 1) / 2, table["group"])
+        assert accuracy.value == pytest.approx(50, abs=5)
