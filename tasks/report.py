@@ -1,7 +1,8 @@
 """Report: the results of a run on one page: whether it is good, scores, blanks, examples, loss, data; all else folded.
 
-Reads   finetune artifacts of one pretrained model (which carry the manifests of all that led to them); where they are
-        on this machine, the model's folder (its steps, weights and held-out text) and samples of what was dropped.
+Reads   finetune artifacts of one pretrained model (which carry the manifests of all that led to them), and its
+        minimal pairs; where they are on this machine, the model's folder (its steps, weights and held-out text) and
+        samples of what was dropped.
 Writes  report.html    the page, complete in itself
         report.md, report.json
         *.svg          its pictures
@@ -17,6 +18,7 @@ from pydantic import Field
 
 from model.wording import largest_unit
 from tasks.adopt import has_weights
+from tasks.glue.pair_scores import CHANCE, EVERY, Accuracy
 from tasks.glue.table import PROBES, task_of
 from tasks.reports import funnel, plots, rules, scores, sections
 from tasks.reports.blanks import TOO_LITTLE, Blank, fill_blanks, with_gap
@@ -25,6 +27,7 @@ from tasks.reports.examples import Answers, answers_of
 from tasks.reports.losses import context_doubt
 from tasks.reports.markdown import Marked, page, render
 from tasks.reports.model_card import card, recipe
+from tasks.reports.pairs import lines_of, picture_name, section_of
 from tasks.reports.published import PUBLISHED, in_picture, is_small
 from tasks.reports.rows import CurvePoint, ScoreRow
 from tasks.reports.trees import as_text, mermaid
@@ -58,6 +61,7 @@ def report(params: Report, runs: list[Artifact], judged: list[Artifact], out: Pa
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)
     content = for_programs(params.title, runs, name, lineage)
+    content["minimal_pairs"] = {one.name: one.stats for one in judged}
     content["text"] = funnel.described(lineage, texts_of(artifact_named(name)))
     content |= quoted(artifact_named(name), lineage, runs) if params.quote else NOTHING
     steps = steps_of(name)
@@ -71,7 +75,8 @@ def report(params: Report, runs: list[Artifact], judged: list[Artifact], out: Pa
         "report.json": json.dumps(content, indent=2) + "\n",
     }
     write_texts(files, out)
-    return {"average": content["average"], "table": brief(content["scores"])}
+    table = brief(content["scores"]) + [brief_pairs(one.stats) for one in judged]
+    return {"average": content["average"], "table": table}
 
 
 def write_texts(files: dict[str, str], out: Path) -> None:
@@ -205,10 +210,11 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
         | {
             "title": content["title"],
             "verdict": verdict(rows, not context_doubt(pretrained["stats"], pretrained["params"])),
-            "cards": cards_of(pretrained["stats"], shared["architecture"], compared),
+            "cards": cards_of(pretrained["stats"], shared["architecture"], compared, content["minimal_pairs"].values()),
             "compared": comparison_rows(compared),
             "one_seed": all(one.row["seeds"] == 1 for one in compared),
             "has_partial": any(one.row["partial"] for one in compared),
+            "pair_sets": [section_of(judged) for judged in content["minimal_pairs"].values()],
             "rules": content["rules"],
             "curve": content["learning_curve"],
         }
@@ -281,6 +287,22 @@ def brief(rows: list[ScoreRow]) -> list[dict]:
     return table
 
 
+def brief_pairs(stats: dict) -> dict:
+    """The row of a set of minimal pairs in the table of `brief`. `stats`: of its artifact."""
+    accuracy = Accuracy(**stats["parts"][EVERY]["original"])
+    return {
+        "task": stats["set"],
+        "metric": "minimal pairs",
+        "score": round(accuracy.value, 1),
+        "verdict": "" if accuracy.is_above(CHANCE) else "≤ chance",
+        "no pretraining": "",
+        "majority": CHANCE,
+        "share": 1.0,
+        "seeds": "",
+        "partial data": stats["pairs"] < stats["of_pairs"],
+    }
+
+
 # Pictures
 
 
@@ -292,6 +314,8 @@ def draw(content: dict, lineage: dict[str, dict], steps: dict[str, np.ndarray] |
     bars = funnel.bars(lineage)
     if bars:
         plots.funnel(bars, out / "funnel.svg")
+    for judged in content["minimal_pairs"].values():
+        plots.pairs(lines_of(judged), out / picture_name(judged["set"]))
     held = content["pretraining"].get("evaluations")
     if held:  # an adopted model has none
         draw_loss(held, steps, out / "loss.svg")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PAIRS = "pairs.parquet"  # the scored pairs in an artifact
 METRICS = ("original", "within_word")  # as in model.likelihood, which loads torch
+NORMAL = 1.96  # standard errors on either side of a mean in a 95 % interval
+CHANCE = 50.0  # the accuracy of guessing
 # parts of a set
 EVERY = "all"
 FILTERED = "BabyLM's blimp_filtered"
@@ -29,6 +31,14 @@ class Accuracy(NamedTuple):
 
     value: float
     standard_error: float | None  # None if a group has one pair
+
+    def half(self) -> float:
+        """Half of the 95 % interval; 0 if it is not known."""
+        return NORMAL * (self.standard_error or 0.0)
+
+    def is_above(self, value: float) -> bool:
+        """Whether it is above a number by more than chance."""
+        return self.value - self.half() > value
 
 
 def is_right(scored: "pd.DataFrame", metric: str) -> np.ndarray:

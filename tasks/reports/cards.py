@@ -1,10 +1,12 @@
 """The numbers at the head of a report, each with what it is."""
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from model.settings import Architecture
 from model.wording import counted, duration
+from tasks.glue.pair_scores import CHANCE, EVERY
 from tasks.reports.markdown import short
 from tasks.reports.scores import METRICS, averages, glue_rows
 from tasks.reports.verdict import Comparison
@@ -20,9 +22,11 @@ class Card(NamedTuple):
     note: str
 
 
-def cards_of(stats: dict, architecture: Architecture, compared: list[Comparison]) -> list[Card]:
-    """The cards of a model. `stats`: of its pretraining; `compared`: its scores."""
-    found = score_cards(compared)
+def cards_of(
+    stats: dict, architecture: Architecture, compared: list[Comparison], judged: Iterable[dict] = ()
+) -> list[Card]:
+    """The cards of a model. `stats`: of its pretraining; `compared`: its scores; `judged`: stats of minimal pairs."""
+    found = score_cards(compared) + [pairs_card(each) for each in judged]
     if "heldout" not in stats:  # an adopted model
         return [*found, size_card(stats, architecture)]
     machine = stats["machine"]
@@ -66,6 +70,16 @@ def score_card(one: Comparison) -> Card:
         facts.append(f"no pretraining {one.other['score']:.1f}")
     facts.append(f"always the same answer {row['majority'][metric]:.1f}")
     return Card(f"{row['score']:.1f}", f"{row['column']}, {METRICS[metric]} (of 100)", "; ".join(facts))
+
+
+def pairs_card(judged: dict) -> Card:
+    """The accuracy on a set of minimal pairs. `judged`: its statistics."""
+    accuracy = judged["parts"][EVERY]["original"]
+    what = f"{judged['set']}, minimal pairs whose good sentence is likelier (%)"
+    facts = [f"chance {CHANCE:.0f}"]
+    if accuracy["standard_error"] is not None:
+        facts.insert(0, f"± {accuracy['standard_error']:.1f} over the pairs")
+    return Card(f"{accuracy['value']:.1f}", what, "; ".join(facts))
 
 
 # The held-out loss

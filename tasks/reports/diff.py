@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.corpus.parts import TOTAL, document_at, row_name
+from tasks.glue.pair_scores import NORMAL
 from tasks.reports.losses import nats, vocabularies_differ
 from tasks.reports.rows import ScoreRow
 from tasks.reports.scores import COLUMNS, METRICS, glue_rows, label
@@ -14,7 +15,6 @@ if TYPE_CHECKING:  # importing pandas takes half a second
     import pandas as pd
 
 LOSS = "held-out nats per byte"
-NORMAL = 1.96  # standard errors on either side of a mean in a 95 % interval
 KEPT, NOT_GIVEN = "kept", "not given"  # verdicts of a filter; the second on documents that its input did not have
 KEY = ["id", "source", "copy"]  # of a document: the copies of an id are numbered in their order
 MEASURED = ["id", "source", "characters", "tokens_per_char", "verdict"]  # what is read of each document

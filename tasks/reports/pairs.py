@@ -6,22 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tasks.glue.pair_scores import EVERY, FILTERED, METRICS, PAIRS, Accuracy, accuracy_of, is_right
-from tasks.reports.markdown import records
+from tasks.reports.markdown import Marked, escape, records, short
+from tasks.reports.published import BABYLM_2025, FULL, PUBLISHED_BLIMP
+from tasks.reports.rows import METRIC_WORDS, PairLine
 from tasks.store.artifacts import Artifact
 
 if TYPE_CHECKING:
     import pandas as pd
-
-CHANCE = 50.0
-NORMAL = 1.96  # standard errors on either side of a mean in a 95 % interval
-METRIC_WORDS = {"original": "original", "within_word": "within word"}
-
-
-class PairLine(NamedTuple):
-    """A line of the picture of accuracies: its name, and the accuracy by each of METRICS."""
-
-    name: str
-    accuracies: tuple[Accuracy, ...]
 
 
 def accuracies_in(about: dict[str, Any]) -> tuple[Accuracy, ...]:
@@ -35,18 +26,48 @@ def lines_of(stats: dict[str, Any]) -> list[PairLine]:
     return [PairLine(name, accuracies_in(about)) for name, about in parts.items()]
 
 
-def section_of(judged: Artifact) -> dict[str, Any]:
-    """What the page shows of a set of pairs. `judged`: its artifact."""
-    stats = judged.stats
+def section_of(stats: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows of a set of pairs. `stats`: of its artifact."""
+    filtered = stats["parts"].get(FILTERED)
     return {
         "name": stats["set"],
         "picture": picture_name(stats["set"]),
         "stats": stats,
         "all": stats["parts"][EVERY],
-        "filtered": stats["parts"].get(FILTERED),
+        "filtered": filtered,
+        "babylm": records(babylm_table(filtered)) if filtered else "",
+        "others": records(others_table(stats["parts"][EVERY])) if filtered else "",
         "parts": records(table_of(stats["parts"] | stats["fields"], "pairs of")),
         "groups": records(table_of(stats["by_group"], "group")),
     }
+
+
+def babylm_table(filtered: dict[str, Any]) -> list[dict[str, Any]]:
+    """Our score beside those of the BabyLM challenge by the same rule: the smaller track first, the best first."""
+    rows: list[dict[str, Any]] = [{"model": Marked("**this run**"), "accuracy": f"{filtered[METRICS[0]]['value']:.1f}"}]
+    known = [row for row in PUBLISHED_BLIMP if row.scorer == BABYLM_2025 and row.pairs == filtered["pairs"]]
+    for row in sorted(known, key=lambda row: (row.track, -row.score)):
+        about = {
+            "accuracy": f"{row.score:.1f}",
+            "words at most": short(row.track) if row.track else None,
+            "epochs at most": row.epochs,
+            "parameters": short(row.parameters) if row.parameters else None,
+            "reads": "left to right" if row.causal else "both sides",
+        }
+        rows.append({"model": Marked(f"*{escape(row.model)}*")} | about)
+    return rows
+
+
+def others_table(every: dict[str, Any]) -> list[dict[str, Any]]:
+    """Our scores on all of BLiMP beside published ones."""
+    ours = {METRIC_WORDS[metric]: f"{every[metric]['value']:.1f}" for metric in METRICS}
+    rows: list[dict[str, Any]] = [{"model": Marked("**this run**")} | ours]
+    of_model: dict[str, dict[str, Any]] = {}
+    for row in PUBLISHED_BLIMP:
+        if row.pairs == FULL:
+            own = of_model.setdefault(row.model, {"model": Marked(f"*{escape(row.model)}*")})
+            own[row.scorer] = f"{row.score:.1f}"
+    return rows + list(of_model.values())
 
 
 def picture_name(name: str) -> str:

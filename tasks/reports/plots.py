@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tasks.reports.rows import Bar, ScoreRow, StudyScore
+from tasks.glue.pair_scores import CHANCE, Accuracy
+from tasks.reports.rows import METRIC_WORDS, Bar, PairLine, ScoreRow, StudyScore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -316,6 +317,28 @@ def run_scores(scores: Sequence[StudyScore], path: Path) -> None:
             top += len(own) + 1
         _explain_runs(axes)
         axes.set(yticks=places, yticklabels=labels, ylim=(top + 0.2, -0.3), xlabel="score times 100")
+
+
+def pairs(lines: Sequence[PairLine], path: Path) -> None:
+    """Accuracies on parts of a set of minimal pairs, with their 95 % intervals: a line for each, by both metrics."""
+    places = np.arange(len(lines), dtype=float)
+    height = height_of_names([short_name(line.name) for line in lines])
+    with _drawing(path, 1.2 + 1.3 * height * len(lines), grid="x") as axes:
+        for number, (words, colour) in enumerate(zip(METRIC_WORDS.values(), (KEPT, ACCENT), strict=True)):
+            found = [line.accuracies[number] for line in lines]
+            beside = places + (number - 0.5) * 0.3
+            _mark_accuracies(axes, found, beside, colour, words)
+        axes.axvline(CHANCE, color=INK, linewidth=1, linestyle=":", label="chance")
+        names = [as_it_is(short_name(line.name)) for line in lines]
+        axes.set(yticks=places, yticklabels=names, ylim=(len(lines) - 0.4, -0.6), xlabel="good sentences found, %")
+
+
+def _mark_accuracies(axes: "Axes", found: Sequence[Accuracy], places: np.ndarray, colour: str, label: str) -> None:
+    """Mark accuracies at these heights, with their 95 % intervals as bands."""
+    for accuracy, place in zip(found, places, strict=True):
+        ends = [accuracy.value - accuracy.half(), accuracy.value + accuracy.half()]
+        axes.plot(ends, [place, place], color=colour, linewidth=4, alpha=0.3, solid_capstyle="butt")
+    axes.plot([accuracy.value for accuracy in found], places, "o", color=colour, markersize=5, label=label)
 
 
 def _draw_task(axes: "Axes", column: str, scores: Sequence[StudyScore], top: float) -> list[float]:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, NotRequired, TypedDict
 
+from tasks.glue.pair_scores import Accuracy
+
 
 class Spread(TypedDict):
     """One metric of a score, times 100."""
@@ -101,6 +103,15 @@ class Rule(NamedTuple):
 YES, NO, UNKNOWN = "✓", "✗", "?"
 LOSS = "nats_per_byte"  # the loss of a study's runs
 
+
+class PairLine(NamedTuple):
+    """A line of a picture of accuracies on minimal pairs: what of the set it is, and the accuracies by METRIC_WORDS."""
+
+    name: str
+    accuracies: tuple[Accuracy, ...]
+
+
+METRIC_WORDS = {"original": "original", "within_word": "within word"}  # of minimal pairs
 
 # Studies
 
