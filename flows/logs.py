@@ -194,19 +194,20 @@ def show_in_prefect(artifact: Artifact, what: str) -> None:
     """Put an artifact's table, pictures and texts on the page of the Prefect run that calls this, with what made it."""
     stage = artifact.stage
     description = f"{what} Details: cram show {artifact.name}"
+    name = stage.replace("_", "-")  # Prefect's keys have no underscores
     rows = artifact.stats.get("table")
     if rows:
-        names = [name for name in COLUMNS.get(stage, ()) if name in rows[0]] or telling(rows)
-        table = [{name: cell(row[name]) for name in names} for row in rows]
-        create_table_artifact(table, key=f"{stage}-table", description=description)
+        columns = [column for column in COLUMNS.get(stage, ()) if column in rows[0]] or telling(rows)
+        table = [{column: cell(row[column]) for column in columns} for row in rows]
+        create_table_artifact(table, key=f"{name}-table", description=description)
     # stages don't read these files, so they are whatever a person made of them
     for path in files_of(artifact, "*.png"):
         image = base64.b64encode(path.read_bytes()).decode()
-        create_image_artifact(f"data:image/png;base64,{image}", key=f"{stage}-{path.stem}", description=description)
+        create_image_artifact(f"data:image/png;base64,{image}", key=f"{name}-{path.stem}", description=description)
     if stage == "finetune":  # a run has many of these, so their texts are left out
         return
     for path in files_of(artifact, "*.md"):
-        key = stage if path.stem == stage else f"{stage}-{path.stem.lower()}"
+        key = name if path.stem == stage else f"{name}-{path.stem.lower()}"
         text = HEAD.sub("", path.read_text(errors="replace", encoding="utf-8"))
         create_markdown_artifact(text, key=key, description=description)
 

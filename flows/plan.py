@@ -5,7 +5,7 @@ A plan is made by calling `pipeline` (flows/cram.py) while calls of stages are r
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, takewhile
@@ -118,6 +118,11 @@ class Step:
             if found:
                 return found
         return None
+
+    def find_all(self, stages: Collection[str]) -> "list[Step]":
+        """The steps of these stages that it needs, and itself if it is of one."""
+        found = dict.fromkeys(chain.from_iterable(step.find_all(stages) for step in self.upstream))
+        return [*found, self] if self.stage in stages else list(found)
 
 
 def artifacts_in(sources: Iterable[Source]) -> list[Artifact]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -23,6 +24,7 @@ from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.store.artifacts import Artifact
 from tasks.store.gc import keep_while_running
 
+RESULTS = {PRETRAIN, "minimal_pairs", "report"}  # the stages whose artifacts a study's page reads
 FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
 USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # before anything has run
 Results: TypeAlias = dict[str, Artifact]  # by name
@@ -37,7 +39,7 @@ def study(
     override: Override = {},
     seeds: PositiveInt = 1,
     scale: str = "",
-    until: Literal["pretrain", "report"] = "pretrain",
+    until: Literal["pretrain", "minimal_pairs", "report"] = "pretrain",
 ) -> Artifact:
     """Run a list of recipes that differ in one respect, and compare them on one page. Shared stages run once.
 
@@ -47,7 +49,7 @@ def study(
         override: Changes to all runs, as {"download": {"documents": 1000}}, except to what a run changes itself.
         seeds: Number of seeds of each run.
         scale: A size (pocket, the default; day; or "pocket x 0.5"), a budget ("3e6 tokens"), or both.
-        until: pretrain compares losses; report also finetunes, and compares scores.
+        until: pretrain compares losses; minimal_pairs also compares scores without finetuning; report all scores.
     """
     asked = plan_study(study, recipe, override, seeds, scale, until)
     plan = asked.plan
@@ -141,20 +143,20 @@ def compare_runs(asked: StudyPlan, make: Callable[[Step], Artifact]) -> tuple[Ar
     results = results_of(asked.pages)
     members = on_common_text(members, asked.runs, results, make)
     given = tuple(artifacts_of_members(members, kind, results) for kind in ("model", "evaluation", "report"))
+    given += (judged_of_members(members, results),)
     step = Step(compare, asked.about.model_copy(update={"members": members}), given)
     return make(step), members
 
 
 def results_of(pages: list[Step | None]) -> Results:
-    """The models and reports that the steps of a plan made, by name.
+    """The models, minimal pairs and reports that the steps of a plan made, by name.
 
     The very objects that the steps hold, since Prefect draws its graph by the identity of results.
     """
     results: Results = {}
     for page in pages:
-        for stage in ("pretrain", "report"):
-            step = page.find_upstream(stage) if page else None
-            if step and not step.error:
+        for step in page.find_all(RESULTS) if page else []:
+            if not step.error:
                 results[step.artifact.name] = step.artifact
     return results
 
@@ -192,12 +194,15 @@ def find_outcome(run: StudyRun, page: Step | None, until: str) -> Member:
     """The row of a run on the page: its artifacts, or why it has none. `page`: the step of its report."""
     if page is None:
         return run.member
-    results = {"model": name_of(page, "pretrain"), "report": "", "problem": ""}
+    results: dict = {"model": name_of(page, PRETRAIN), "report": "", "problem": ""}
     if until == "report":
         results["report"] = name_of(page, "report")
-    last = page.find_upstream(until)
-    if last and last.error:
-        results["problem"] = sentence_of(last.error)
+    if until != PRETRAIN:
+        judged = page.find_all({"minimal_pairs"})
+        results["judged"] = [step.artifact.name for step in judged if not step.error]
+    for last in page.find_all({until}):
+        if last.error:
+            results["problem"] = sentence_of(last.error)
     return run.member.model_copy(update=results)
 
 
@@ -300,6 +305,12 @@ def evaluate_on(member: Member, common: CommonText, results: Results, make: Call
         return {"compared": False, "problem": member.problem or sentence_of(error)}
     results[found.name] = found
     return {"evaluation": found.name}
+
+
+def judged_of_members(members: list[Member], results: Results) -> list[Artifact]:
+    """The minimal pairs of the members."""
+    names = dict.fromkeys(chain.from_iterable(member.judged for member in members))
+    return [results[name] for name in names]
 
 
 def artifacts_of_members(members: list[Member], kind: str, results: Results) -> list[Artifact]:

@@ -16,9 +16,11 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from tasks.adopt import START_LINEAGE
-from tasks.reports import law, plots
+from tasks.glue.pair_scores import CHANCE, PAIR_METRIC
+from tasks.reports import law, pairs, plots
 from tasks.reports.losses import reads_no_context, text_doubt
 from tasks.reports.markdown import page, render
+from tasks.reports.pairs import PairedModel, PairScore, paired_halves
 from tasks.reports.rows import LOSS, Mean, RunMeans, ScoreRow, StudyScore
 from tasks.reports.scores import partial_notes
 from tasks.reports.study_page import (
@@ -62,6 +64,7 @@ class Member(BaseModel, frozen=True, extra="forbid"):
     model: str = Field("", description="Its pretrain artifact.")
     evaluation: str = Field("", description="Its loss on the common text, if its own held-out text is another.")
     report: str = Field("", description="Its report artifact, if it has scores.")
+    judged: list[str] = Field([], description="Its minimal_pairs artifacts.")
     compared: bool = Field(True, description="Whether its loss is on the common text.")
     problem: str = Field("", description="Why it has no result, no loss, or no scores.")
 
@@ -82,7 +85,12 @@ class Compare(Params):
 
 @stage(version=9)
 def compare(
-    params: Compare, models: list[Artifact], evaluations: list[Artifact], reports: list[Artifact], out: Path
+    params: Compare,
+    models: list[Artifact],
+    evaluations: list[Artifact],
+    reports: list[Artifact],
+    judged: list[Artifact],
+    out: Path,
 ) -> dict:
     """Compare the runs of a study: the page, its parts for programs, and its pictures."""
     import pandas as pd
@@ -91,7 +99,7 @@ def compare(
     rows.to_parquet(out / "runs.parquet", index=False)
     means = means_of(rows)
     found = [score for member in params.members for score in scores_of(member)]
-    scores = mean_scores(found)
+    scores = with_paired_errors(mean_scores(found), params.members)
     curves = curves_of(params.members)
     fitted = law_of(params, rows, out) if params.fit else None
     draw_pictures(rows, means, scores, curves, out)
@@ -152,7 +160,17 @@ def row_of(member: Member) -> dict[str, Any]:
         row |= pretraining_results(member)
     if member.report:
         row |= score_results(artifact_named(member.report))
+    for score in pair_scores_of(member):
+        row[SCORE + score.column] = score.accuracy.value
     return row
+
+
+def pair_scores_of(member: Member) -> list[PairScore]:
+    """The accuracies of a run and seed on minimal pairs."""
+    found = []
+    for name in member.judged:
+        found += pairs.scores_in(artifact_named(name).stats)
+    return found
 
 
 def pretraining_results(member: Member) -> dict[str, Any]:
@@ -219,10 +237,10 @@ def score_results(report: Artifact) -> dict[str, Any]:
 
 
 def scores_of(member: Member) -> list[dict[str, Any]]:
-    """The scores of a run and seed with their intervals, for study.json; empty without a report."""
+    """The scores of a run and seed with their intervals, for study.json: on minimal pairs, and those of its report."""
+    found = [pair_score_of(member, score) for score in pair_scores_of(member)]
     if not member.report:
-        return []
-    found = []
+        return found
     for row in scores_in(artifact_named(member.report))[1]:
         metric = row["metric"]
         spread = row["metrics"][metric]
@@ -240,6 +258,39 @@ def scores_of(member: Member) -> list[dict[str, Any]]:
             "seeds": row["seeds"],
         }
         found.append(score)
+    return found
+
+
+def pair_score_of(member: Member, score: PairScore) -> dict[str, Any]:
+    """An accuracy on minimal pairs in the form of a score."""
+    value, half = score.accuracy.value, score.accuracy.half()
+    return {
+        "run": member.run,
+        "seed": member.seed,
+        "column": score.column,
+        "metric": PAIR_METRIC,
+        "score": value,
+        "interval": [value - half, value + half],
+        "range": [value, value],
+        "majority": CHANCE,
+        "beats_majority": score.accuracy.is_above(CHANCE),
+        "examples": score.pairs,
+        "seeds": 0,
+    }
+
+
+def with_paired_errors(scores: list[StudyScore], members: list[Member]) -> list[StudyScore]:
+    """The scores, those on minimal pairs with half the 95 % interval of their paired differences to other runs."""
+    judged: dict[str, dict[str, list[PairedModel]]] = {}  # by column and run
+    for member in members:
+        for name in member.judged:
+            for score in pairs.scores_in(artifact_named(name).stats):
+                of_column = judged.setdefault(score.column, {})
+                of_column.setdefault(member.run, []).append(PairedModel(artifact_named(name), score))
+    found = []
+    for line in scores:
+        of_column = judged.get(line.column, {})
+        found.append(line._replace(paired=paired_halves(line.run, of_column)))
     return found
 
 

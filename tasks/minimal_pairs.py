@@ -69,7 +69,7 @@ class MinimalPairs(Params):
         return runs
 
 
-class PairsRun(PairSet):
+class PairsRun(PairSet, Params, frozen=True, extra="forbid"):
     """One set of pairs."""
 
     per_group: int = 0

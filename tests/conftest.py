@@ -101,6 +101,18 @@ def tiny_override(shard: Path, heldout_fraction: float = 0.3, **pretrain: object
     }
 
 
+def write_pairs(path: Path, number: int = 12) -> Path:
+    """Write minimal pairs of two groups: a sentence, and its words in another order."""
+    rng = random.Random(5)
+    lines = ["good,bad,group"]
+    for i in range(number):
+        good = sentence(rng)
+        bad = " ".join(reversed(good.split()))
+        lines.append(f"{good},{bad},{'ab'[i % 2]}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
 def with_duplicates(texts: list[str]) -> list[str]:
     """The texts in some order, many of them more than once, and some that differ in one character."""
     rng = random.Random(5)

@@ -72,7 +72,7 @@ def made(tmp_path_factory, toy_texts: list[str]) -> Iterator[dict[str, Artifact]
         task = Definition(name="topics", data=str(root / FILE))
         run = Finetune(tasks=[task], seeds=1, epochs=1, batch_size=16, max_tokens=32).runs()[0]
         tuned = finetune.fn(run, own)
-        yield {"own": own, "modern": modern, "tuned": tuned, "report": report.fn(Report(), [tuned])}
+        yield {"own": own, "modern": modern, "tuned": tuned, "report": report.fn(Report(), [tuned], [])}
 
 
 def ran(*arguments: object) -> str:

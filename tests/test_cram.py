@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from conftest import tiny_override, write_jsonl
+from conftest import tiny_override, write_jsonl, write_pairs
 from prefect import Task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter
@@ -44,6 +44,7 @@ def tiny(tmp_path_factory, toy_texts: list[str]) -> dict:
     shard = write_jsonl(tmp_path_factory.mktemp("text") / "toy.jsonl", toy_texts)
     override = tiny_override(shard, budget=20_000, budget_unit="tokens")
     override["download"]["part_megabytes"] = 0.03
+    override["minimal_pairs"] = {"data": [str(write_pairs(shard.with_name("pairs.csv")))]}
     return override
 
 

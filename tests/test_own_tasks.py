@@ -141,7 +141,7 @@ def test_scores_are_those_that_the_libraries_compute_from_the_predictions(made, 
 def test_a_report_has_own_tasks_with_their_spread_their_baselines_and_a_card(made):
     import huggingface_hub
 
-    page = report.fn(Report(title="mine"), [made[name] for name in ("tickets", "prices", "entities")])
+    page = report.fn(Report(title="mine"), [made[name] for name in ("tickets", "prices", "entities")], [])
     content, text = json.loads((page.path / "report.json").read_text()), (page.path / "report.md").read_text()
     assert [row["column"] for row in content["scores"]] == ["tickets", "prices", "entities", "entities, test"]
     assert content["average"] is None
@@ -209,7 +209,7 @@ def test_rows_that_are_cut_or_without_a_label_are_counted_in_the_report_and_warn
     for note, (split, count) in zip(logged, stats["data"]["cut"].items(), strict=True):
         assert f" {count} of " in note
         assert split in note
-    page = (report.fn(Report(title="mine"), made).path / "report.md").read_text().replace("\\", "")
+    page = (report.fn(Report(title="mine"), made, []).path / "report.md").read_text().replace("\\", "")
     assert [page.count(note) for note in logged] == [1, 1]
     assert page.count("10 of 80 rows without a label") == 1
 

@@ -174,7 +174,7 @@ def with_scores(values: dict[str, float], seeds: int = 1, spread: float = 0.0, *
 
 def written(runs: list[Artifact], title: str = "ours") -> tuple[str, dict, Path]:
     """The report's Markdown, its JSON, and where it is."""
-    folder = report.fn(Report(title=title), runs).path
+    folder = report.fn(Report(title=title), runs, []).path
     return (folder / "report.md").read_text(), json.loads((folder / "report.json").read_text()), folder
 
 
@@ -376,7 +376,7 @@ def test_a_report_quotes_the_text_unless_it_is_told_not_to(store, quote):
     run = finetuned("sst2", 80.0, model=model)
     answers = {"split": ["validation"], "row": [0], "sentence": ["a labelled text"], "label": [1], "prediction": [1]}
     pq.write_table(pa.table(answers | {"scores": [[0.0, 2.0]]}), run.path / "predictions.parquet")
-    folder = report.fn(Report(quote=quote), [run]).path
+    folder = report.fn(Report(quote=quote), [run], []).path
     for name in ("report.md", "report.html", "report.json"):
         text = (folder / name).read_text()
         assert ("a dropped text" in text, "a labelled text" in text) == (quote, quote)

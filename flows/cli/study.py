@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tasks.compare import Member
     from tasks.store.artifacts import Artifact
 
-LAST_STAGES = ("pretrain", "report")  # with which the runs of a study may end
+LAST_STAGES = ("pretrain", "minimal_pairs", "report")  # with which the runs of a study may end
 
 
 def study(
@@ -35,7 +35,9 @@ def study(
         str,
         typer.Option(help="A size (pocket, day, 'pocket x 0.5'), a budget ('3e6 tokens'), or both. Default: pocket."),
     ] = "",
-    until: Annotated[str, typer.Option(help="pretrain: compare losses; report: scores too.")] = "pretrain",
+    until: Annotated[
+        str, typer.Option(help="pretrain: compare losses; minimal_pairs: scores on pairs too; report: all scores.")
+    ] = "pretrain",
     listed: Annotated[
         bool, typer.Option("--list", help="Only list the runs of each study, and about how long it takes here.")
     ] = False,

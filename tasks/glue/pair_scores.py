@@ -19,6 +19,7 @@ PAIRS = "pairs.parquet"  # the scored pairs in an artifact
 METRICS = ("original", "within_word")  # as in model.likelihood, which loads torch
 NORMAL = 1.96  # standard errors on either side of a mean in a 95 % interval
 CHANCE = 50.0  # the accuracy of guessing
+PAIR_METRIC = "minimal_pairs"  # the name of the metric among those of other scores
 # parts of a set
 EVERY = "all"
 FILTERED = "BabyLM's blimp_filtered"

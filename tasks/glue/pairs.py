@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import BaseModel
 
 from model.errors import InputError, Unreachable
 from tasks.corpus import hub
@@ -24,7 +25,6 @@ from tasks.corpus.losses import Loss
 from tasks.corpus.rows import records
 from tasks.glue.data import hub_problem
 from tasks.glue.own import FILE
-from tasks.stage import Params
 from tasks.store.manifests import known_digest
 from tasks.text.tokenizer import WORD
 
@@ -50,7 +50,7 @@ MOSTLY = 0.5  # share of permutations from which on a group counts as one of per
 log = logging.getLogger(__name__)
 
 
-class PairSet(Params):
+class PairSet(BaseModel, frozen=True, extra="forbid"):
     """A set of minimal pairs, and the columns of its files."""
 
     data: str

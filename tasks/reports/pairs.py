@@ -1,6 +1,6 @@
 """Minimal pairs in reports and studies: tables, the picture's lines, and paired comparisons of models."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -131,22 +131,52 @@ def read_pairs(judged: Artifact) -> "pd.DataFrame":
     return pd.read_parquet(judged.path / PAIRS)
 
 
-def mean_right(judged: Sequence[Artifact], score: PairScore) -> tuple[np.ndarray, np.ndarray]:
-    """(pairs,) the mean over several models of which pairs are right, and (pairs,) their groups."""
-    tables = [read_pairs(one) for one in judged]
+class PairedModel(NamedTuple):
+    """A score of a model, and the artifact that it is from."""
+
+    judged: Artifact
+    score: PairScore
+
+
+class Right(NamedTuple):
+    """Which pairs are right, and which pairs these are."""
+
+    right: np.ndarray  # (pairs,), the mean over models
+    groups: np.ndarray  # (pairs,)
+    rows: np.ndarray  # (pairs,) their numbers in the groups
+
+
+def right_of(models: Sequence[PairedModel]) -> Right:
+    """Which pairs several models have right, by the metric of the first one's score."""
+    _, score = models[0]
+    tables = [read_pairs(model.judged) for model in models]
     if score.is_filtered:
         tables = [table[table["filtered"]] for table in tables]
     right = np.mean([is_right(table, score.metric) for table in tables], axis=0)
-    return right, tables[0]["group"].to_numpy()
+    return Right(right, tables[0]["group"].to_numpy(), tables[0]["row"].to_numpy())
 
 
-def paired_difference(a: Sequence[Artifact], b: Sequence[Artifact], score: PairScore) -> Accuracy | None:
+def paired_difference(a: Sequence[PairedModel], b: Sequence[PairedModel]) -> Accuracy | None:
     """The accuracy of models `a` less that of models `b`, with its standard error over the pairs that both scored.
 
-    None if they scored different pairs.
+    Both are means over models. None if the models scored different pairs.
     """
-    right_a, groups_a = mean_right(a, score)
-    right_b, groups_b = mean_right(b, score)
-    if not np.array_equal(groups_a, groups_b):
+    of_a = right_of(a)
+    of_b = right_of(b)
+    if not (np.array_equal(of_a.groups, of_b.groups) and np.array_equal(of_a.rows, of_b.rows)):
         return None
-    return accuracy_of(right_a - right_b, groups_a.tolist())
+    return accuracy_of(of_a.right - of_b.right, of_a.groups.tolist())
+
+
+def paired_halves(run: str, models: Mapping[str, Sequence[PairedModel]]) -> dict[str, float]:
+    """Half of the 95 % interval of the difference between a run and each other one, over the pairs that both scored.
+
+    `models`: those of each run, with one score.
+    """
+    halves = {}
+    for other, theirs in models.items():
+        if other != run:
+            difference = paired_difference(models[run], theirs)
+            if difference is not None:
+                halves[other] = difference.half()
+    return halves

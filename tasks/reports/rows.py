@@ -1,7 +1,9 @@
 """The rows of reports and of studies, which their JSON has, pages and cards show, and `cram diff` compares."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple, NotRequired, TypedDict
 
 from tasks.glue.pair_scores import Accuracy
@@ -205,3 +207,5 @@ class StudyScore(NamedTuple):
     examples: int  # of validation
     seeds: int  # of finetuning, of each model
     mean: Mean  # over the models
+    # half the 95 % interval of the difference to other runs, over the examples, where it is known of both together
+    paired: Mapping[str, float] = MappingProxyType({})

@@ -11,6 +11,7 @@ from model.errors import InputError
 from model.settings import Finetuning
 from model.wording import counted
 from tasks.glue import metrics
+from tasks.glue.pair_scores import PAIR_METRIC
 from tasks.glue.table import GLUE, PROBES, TASKS, task_of
 from tasks.reports.markdown import Marked, code, escape
 from tasks.reports.rows import ScoreRow, Spread
@@ -20,6 +21,7 @@ NAMES = {name: TASKS[name].title for name in (*GLUE, "wnli")}
 COLUMNS = tuple(metrics.COLUMNS)  # nine numbers, as in the paper
 PLACES = {place: name for name, place in metrics.COLUMNS.items()}  # columns by task and split
 METRICS = {name: words.removesuffix(" correlation") for name, words in metrics.NAMES.items()}
+METRICS[PAIR_METRIC] = "accuracy"
 WEAK = "†"  # marks a score that doesn't beat the majority baseline
 
 

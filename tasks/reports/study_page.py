@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.wording import counted
+from tasks.glue.pair_scores import PAIR_METRIC
 from tasks.glue.table import TASKS
 from tasks.reports import plots
 from tasks.reports.markdown import Marked, escape, short
@@ -89,7 +90,7 @@ def tables_of(
         "costs": cost_section(means),
         "scores": score_table(means, score_columns(rows)) if has_many else [],
         "tables": interval_tables(means, scores),
-        "finetuned": sorted({score.seeds for score in scores}),
+        "finetuned": sorted({score.seeds for score in scores if score.seeds}),
         "words": words_table(about, rows),
         "settings": settings_table(members),
         "findings": [{"run": run, "the paper's finding": found} for run, found in about["published"].items()],
@@ -367,6 +368,7 @@ def interval_tables(means: list[RunMeans], scores: list[StudyScore]) -> list[dic
             "title": f"{column}, {METRICS[base.metric]}",
             "majority": base.majority,
             "examples": base.examples,
+            "has_pairs": base.metric == PAIR_METRIC,
             "rows": [score_row(line.run, own.get(line.run), base) for line in means],
         }
         tables.append(about)

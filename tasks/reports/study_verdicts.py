@@ -1,7 +1,8 @@
 """Which run of a study is best, by how much, and whether that is more than chance, as far as seeds and intervals show.
 
-Of losses, the difference of two means over seeds has Welch's interval. Of scores, the interval also has the error of
-two samples of examples; as both runs are scored on the same examples, that is more than it needs.
+Of losses, the difference of two means over seeds has Welch's interval. Of scores, the interval also has the error over
+the examples. On minimal pairs it is that of the differences, pair by pair; elsewhere that of two samples, which is more
+than it needs, as both runs are scored on the same examples.
 """
 
 import math
@@ -93,8 +94,7 @@ def kind_of_losses(run: RunMeans, other: RunMeans, value: float, half: float) ->
 def score_difference(run: StudyScore, other: StudyScore) -> Difference:
     """How a score of a run compares with the same of another one: by the examples, and by the seeds if several."""
     value = run.value - other.value
-    halves = [(score.high - score.low) / 2 for score in (run, other)]
-    halves.append(seeds_half(run.mean, other.mean))
+    halves = [*halves_over_examples(run, other), seeds_half(run.mean, other.mean)]
     known = [half for half in halves if math.isfinite(half)]  # of an average of tasks, that of seeds alone
     half = math.sqrt(sum(each**2 for each in known)) if known else math.nan
     kind: Kind = "clear" if abs(value) > half else "chance"
@@ -103,6 +103,13 @@ def score_difference(run: StudyScore, other: StudyScore) -> Difference:
     elif not math.isfinite(half):
         kind = "no interval"
     return Difference(run.run, other.run, value, half, kind)
+
+
+def halves_over_examples(run: StudyScore, other: StudyScore) -> list[float]:
+    """Half of the 95 % interval of the difference over the examples; where they aren't paired, those of both scores."""
+    if other.run in run.paired:
+        return [run.paired[other.run]]
+    return [(score.high - score.low) / 2 for score in (run, other)]
 
 
 def best_loss(means: Sequence[RunMeans]) -> Answer | None:
