@@ -93,6 +93,13 @@ def _loss(loss: dict) -> str:
     return f"{loss['value']:.4f}{spread} nats per byte"
 
 
+def _pairs(stats: dict) -> str:
+    accuracy = stats["parts"]["all"]["original"]
+    error = accuracy["standard_error"]
+    spread = "" if error is None else f" ± {error:.1f}"
+    return f"{stats['set']} {accuracy['value']:.1f}{spread}"
+
+
 def _runs(stats: dict) -> str:
     runs = counted(stats["runs"], "run")
     return f"{runs}, {stats['failed']} failed" if stats["failed"] else runs
@@ -105,6 +112,7 @@ BY_NAME: dict[str, Callable[[dict], str]] = {
     "heldout_loss": lambda stats: f"held-out loss {_loss(stats['heldout']['nats_per_byte'])}",
     "adopted": lambda stats: f"{stats['parameters']:,} parameters, adopted from a folder",
     "validation": _validation,
+    "same_sentences": _pairs,
     "average": _report,
     "whole_words": lambda stats: f"{stats['entries']:,} entries",
     "sequences": lambda stats: counted(stats["sequences"], "sequence"),

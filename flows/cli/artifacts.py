@@ -227,7 +227,7 @@ def diff(
         int, typer.Option(min=0, max=1000, help="Documents to print per kind of change (stage filter only).")
     ] = 5,
 ) -> None:
-    """Compare two artifacts of a stage: reports by scores, filters by the documents that only one of them keeps."""
+    """Compare two artifacts of a stage: reports by scores, filters by documents, minimal pairs pair by pair."""
     check_stages([stage], others=True)
     from tasks.store.artifacts import find
 
@@ -244,6 +244,9 @@ def diff(
     hollow = [artifact.name for artifact in pair if "hollow" in artifact.manifest]
     if stage == "filter" and not hollow:
         print_filters(*pair, samples)
+        return
+    if stage == "minimal_pairs":
+        print_pairs(*pair)
         return
     if stage == "filter":
         say(f"\nThe documents of {' and '.join(hollow)} aren't in this store (hollow), so only counts are compared.")
@@ -298,6 +301,15 @@ def print_scores(a: dict, b: dict) -> None:
     if have_other_vocabularies(a, b):
         say("The vocabularies differ, so a loss is better only if it is also below the other's lower bound, which")
         say("leaves out the part of the loss that is for the numbers of pieces.")
+
+
+def print_pairs(a: "Artifact", b: "Artifact") -> None:
+    """Print how the accuracies of two models on the same minimal pairs differ."""
+    from tasks.reports.diff import compare_pairs
+
+    console.print("\n[bold]accuracies[/]")
+    print_rows(compare_pairs(a, b))
+    say("± is the standard error of the difference over the pairs, which both models scored. It says nothing of seeds.")
 
 
 def print_filters(a: "Artifact", b: "Artifact", most: int) -> None:

@@ -18,6 +18,7 @@ from flows.cli.ending import signals_as_sentences
 from flows.cli.execution import ServerLost
 from flows.cli.export import export, push
 from flows.cli.init import init
+from flows.cli.pairs import pairs
 from flows.cli.predict import fill, predict
 from flows.cli.remote import pull, push_artifact
 from flows.cli.run import params, run
@@ -41,7 +42,7 @@ ABOUT = "Pretrain a BERT-class encoder from scratch within a budget, from raw te
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT)
 STAGES_IN_ORDER = f"Stages, in order: {', '.join(stage_names())}."
 ON_STAGES: tuple[Callable, ...] = (ls, show, diff, params, verify, lineage)
-OTHERS: tuple[Callable, ...] = (gc, pin, push_artifact, pull, evaluate, predict, fill, export, push, bench)
+OTHERS: tuple[Callable, ...] = (gc, pin, push_artifact, pull, evaluate, pairs, predict, fill, export, push, bench)
 
 app.command()(init)
 app.command(epilog=f"Recipes: {', '.join(recipe_names())}.\n\n{STAGES_IN_ORDER}")(run)

@@ -48,7 +48,7 @@ def is_right(scored: "pd.DataFrame", metric: str) -> np.ndarray:
     return (np.sign(difference.to_numpy()) + 1) / 2
 
 
-def accuracy_of(right: np.ndarray, groups: Sequence[str]) -> Accuracy:
+def accuracy_of(right: np.ndarray, groups: Sequence[str] | np.ndarray) -> Accuracy:
     """The accuracy of pairs, or of their differences between two models. right: (pairs,), groups: that of each."""
     _, numbers = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
     counts = np.bincount(numbers)

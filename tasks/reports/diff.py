@@ -1,15 +1,18 @@
 """How two artifacts differ: reports by scores, filters by the documents that only one of them keeps."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from model.errors import InputError
 from tasks.corpus.parts import TOTAL, document_at, row_name
-from tasks.glue.pair_scores import NORMAL
+from tasks.glue.pair_scores import NORMAL, accuracy_of
 from tasks.reports.losses import nats, vocabularies_differ
-from tasks.reports.rows import ScoreRow
+from tasks.reports.pairs import difference_of, read_pairs, right_in
+from tasks.reports.rows import METRIC_WORDS, ScoreRow
 from tasks.reports.scores import COLUMNS, METRICS, glue_rows, label
 from tasks.store.artifacts import Artifact
-from tasks.store.manifests import verify_files
+from tasks.store.manifests import verify, verify_files
 
 if TYPE_CHECKING:  # importing pandas takes half a second
     import pandas as pd
@@ -124,6 +127,41 @@ def measured_loss(heldout: dict, too_high: float) -> Measured:
     value = loss["value"]
     away = NORMAL * (loss["standard_error"] or math.nan)
     return Measured(value, value - too_high - away, value + away, heldout["digest"], nats(heldout, "byte"))
+
+
+# Minimal pairs
+
+
+def compare_pairs(a: Artifact, b: Artifact) -> list[dict[str, str]]:
+    """How the accuracies of two models differ, pair by pair: a row for each score, then for each field.
+
+    Raises InputError unless both scored the same pairs.
+    """
+    for artifact in (a, b):
+        verify(artifact)
+    tables = (read_pairs(a), read_pairs(b))
+    whole = [pair_row("all", tables)]
+    if all("filtered" in table for table in tables):
+        whole.append(pair_row("filtered", [table[table["filtered"]] for table in tables]))
+    fields = sorted(set(tables[0]["field"]) - {""})
+    return whole + [pair_row(field, [table[table["field"] == field] for table in tables]) for field in fields]
+
+
+def pair_row(name: str, tables: Sequence["pd.DataFrame"]) -> dict[str, str]:
+    """The accuracies of two models on the same pairs, and their difference with its standard error, by both metrics."""
+    row = {"pairs of": name}
+    for metric, words in METRIC_WORDS.items():
+        of_a, of_b = (right_in(table, metric) for table in tables)
+        difference = difference_of(of_b, of_a)
+        if difference is None:
+            raise InputError(
+                "The two artifacts scored different pairs. Compare models on the same set (minimal_pairs.data)."
+            )
+        row[f"{words} A"] = f"{accuracy_of(of_a.right, of_a.groups).value:.1f}"
+        row[f"{words} B"] = f"{accuracy_of(of_b.right, of_b.groups).value:.1f}"
+        error = "" if difference.standard_error is None else f" ± {difference.standard_error:.1f}"
+        row[f"{words} B - A"] = f"{difference.value:+.1f}{error}"
+    return row
 
 
 # Filters

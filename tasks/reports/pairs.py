@@ -152,8 +152,13 @@ def right_of(models: Sequence[PairedModel]) -> Right:
     tables = [read_pairs(model.judged) for model in models]
     if score.is_filtered:
         tables = [table[table["filtered"]] for table in tables]
-    right = np.mean([is_right(table, score.metric) for table in tables], axis=0)
-    return Right(right, tables[0]["group"].to_numpy(), tables[0]["row"].to_numpy())
+    found = [right_in(table, score.metric) for table in tables]
+    return found[0]._replace(right=np.mean([each.right for each in found], axis=0))
+
+
+def right_in(table: "pd.DataFrame", metric: str) -> Right:
+    """Which of the scored pairs of a model are right."""
+    return Right(is_right(table, metric), table["group"].to_numpy(), table["row"].to_numpy())
 
 
 def paired_difference(a: Sequence[PairedModel], b: Sequence[PairedModel]) -> Accuracy | None:
@@ -161,8 +166,11 @@ def paired_difference(a: Sequence[PairedModel], b: Sequence[PairedModel]) -> Acc
 
     Both are means over models. None if the models scored different pairs.
     """
-    of_a = right_of(a)
-    of_b = right_of(b)
+    return difference_of(right_of(a), right_of(b))
+
+
+def difference_of(of_a: Right, of_b: Right) -> Accuracy | None:
+    """The accuracy of one model less that of another, with its standard error; None if their pairs are not the same."""
     if not (np.array_equal(of_a.groups, of_b.groups) and np.array_equal(of_a.rows, of_b.rows)):
         return None
     return accuracy_of(of_a.right - of_b.right, of_a.groups.tolist())

@@ -1,0 +1,38 @@
+"""`cram pairs`: how often a pretrained model finds the good sentence of two likelier."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from flows.cli.common import console, print_rows, say, shorten
+
+EXAMPLE = "nyu-mll/blimp"
+
+
+def pairs(
+    model: Annotated[str, typer.Argument(help="Pretrained model: pretrain/KEY, a key, `latest`, or a folder.")],
+    data: Annotated[
+        str, typer.Argument(help="Minimal pairs: a file, a folder, or a data set of the hub (OWNER/NAME[/FOLDER]).")
+    ] = EXAMPLE,
+    per_group: Annotated[int, typer.Option(min=0, help="Pairs of each group, drawn at random. 0: all.")] = 0,
+    before: Annotated[
+        Literal["trained", "cls", "sep"], typer.Option(help="Special token before a sentence (minimal_pairs.before).")
+    ] = "trained",
+    good: Annotated[str, typer.Option(help="Column of the good sentence.")] = "",
+    bad: Annotated[str, typer.Option(help="Column of the bad sentence.")] = "",
+    group: Annotated[str, typer.Option(help="Column of the group.")] = "",
+) -> None:
+    """Measure without finetuning how often a pretrained model finds the good sentence of a minimal pair likelier."""
+    from flows.logs import log_to_terminal
+    from model.layouts import HEADS
+    from tasks.adopt import find_model
+    from tasks.minimal_pairs import PairsRun, minimal_pairs
+
+    log_to_terminal()
+    params = PairsRun(data=data, per_group=per_group, before=before, good=good, bad=bad, group=group)
+    scored = minimal_pairs.fn(params, find_model(model, heads=HEADS))
+    stats = scored.stats
+    print_rows(stats["table"])
+    say("Accuracy in percent, the mean over groups ± its standard error over pairs; guessing has 50.")
+    say(f"Each sentence stood between [{stats['before'].upper()}] and [SEP].")
+    console.print(f"\nminimal_pairs: [bold]{shorten(scored.path)}[/]", soft_wrap=True, highlight=False)
