@@ -40,7 +40,9 @@ def leaves(value: BaseModel | dict, above: str = "") -> dict:
 @pytest.mark.parametrize("name", [*FULL, "demo"])
 def test_a_recipe_differs_from_the_papers_exactly_in_the_fields_of_its_delta(name: str):
     paper, found, delta = leaves(RECIPES["crammed-bert"]), leaves(RECIPES[name]), leaves(DELTAS[name])
-    assert found == paper | delta | {"report.title": name, "decontaminate.data": found["finetune.data"]}
+    follow = {"report.title": name, "decontaminate.data": found["finetune.data"]}
+    follow |= {field: found[field] for field in ("minimal_pairs.data", "decontaminate.pairs")}
+    assert found == paper | delta | follow
     assert name == "crammed-bert" or not [field for field in delta if delta[field] == paper[field]]
 
 
@@ -441,8 +443,9 @@ def test_an_override_is_validated_at_submission():
     ids=["shorter than inputs of finetuning", "odd for a model that halves it"],
 )
 def test_a_length_that_does_not_fit_is_refused_if_the_run_reaches_the_stage(override: dict, last: str, field: str):
+    override = override | {"minimal_pairs": {"data": []}}
     assert checked_plan("crammed-bert", override, last, {}, []).steps
-    following = STAGES[STAGES.index(last) + 1]
+    following = "finetune" if last == "pretrain" else STAGES[STAGES.index(last) + 1]
     with pytest.raises(InputError, match=re.escape(field)):
         checked_plan("crammed-bert", override, following, {}, [])
 

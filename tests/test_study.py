@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import check_golden, store_of_its_own, tiny_override, write_jsonl
+from conftest import check_golden, store_of_its_own, tiny_override, write_jsonl, write_pairs
 from scipy.stats import ttest_ind
 from typer.testing import CliRunner
 
@@ -239,6 +239,7 @@ def scored(finished, given: dict) -> tuple[Artifact, Counter]:
     more = given["override"] | {"download": given["override"]["download"] | {"files": files}}  # examples of the task
     more["tokenize"] = more["tokenize"] | {"heldout_fraction": 0.45}
     more["finetune"] = more["finetune"] | {"baseline": True}
+    more["minimal_pairs"] = {"data": [str(write_pairs(Path(given["study"]).with_name("pairs.csv")))]}
     runs = {name: RUNS[name] for name in ("own", "half the rate", "diverges")}
     before = everything()
     page = study.fn(**written(given, "scores", runs, override=more, seeds=1, until="report"))
@@ -247,7 +248,9 @@ def scored(finished, given: dict) -> tuple[Artifact, Counter]:
 
 def test_a_study_until_the_report_compares_scores(scored):
     page, made = scored
-    assert made == dict.fromkeys(STAGES, 1) | {"pretrain": 2, "finetune": 4, "report": 2, "compare": 1}
+    assert made == dict.fromkeys(STAGES, 1) | {
+        "pretrain": 2, "minimal_pairs": 2, "finetune": 4, "report": 2, "compare": 1,
+    }  # fmt: skip
     rows = rows_of(page)
     for row in rows[rows["report"].ne("")].to_dict("records"):
         about = json.loads((artifact_named(row["report"]).path / "report.json").read_text())
@@ -410,7 +413,7 @@ def compared(members: list[Member], **about) -> Artifact:
         [artifact_named(name) for name in dict.fromkeys(getattr(member, kind) for member in members) if name]
         for kind in ("model", "report")
     )
-    return compare.fn(Compare(title="Study: made up", members=members, **about), models, [], reports)
+    return compare.fn(Compare(title="Study: made up", members=members, **about), models, [], reports, [])
 
 
 def report(

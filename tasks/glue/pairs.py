@@ -8,6 +8,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,22 +121,33 @@ def fetch(data: str) -> Path:
 
     Raises Unreachable if the hub can't be reached and the data set isn't in the cache.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     source = source_of(data)
     below = data.removeprefix(source.repository).strip("/")
     start = f"{below}/*" if below else "*"
     patterns = [f"{start}{suffix}" for suffix in ROWS]
     problem = hub_problem(source)  # the client would retry for 30 s
+    if problem:
+        with suppress(LocalEntryNotFoundError):
+            return snapshot(source, patterns, is_cached=True) / below
+        raise Unreachable(problem)
     with hub.asking(source.repository, source.instead):
-        folder = snapshot_download(
-            source.repository,
-            repo_type="dataset",
-            revision=hub.commit(source),
-            allow_patterns=patterns,
-            local_files_only=bool(problem),
-        )
-    return Path(folder) / below
+        return snapshot(source, patterns, is_cached=False) / below
+
+
+def snapshot(source: hub.Source, patterns: list[str], is_cached: bool) -> Path:
+    """The folder of a data set, from the hub or from the cache of its client alone."""
+    from huggingface_hub import snapshot_download
+
+    folder = snapshot_download(
+        source.repository,
+        repo_type="dataset",
+        revision=hub.commit(source),
+        allow_patterns=patterns,
+        local_files_only=is_cached,
+    )
+    return Path(folder)
 
 
 def read(pairs: PairSet) -> "pd.DataFrame":
