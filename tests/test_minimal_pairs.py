@@ -1,21 +1,26 @@
 """Minimal pairs: scores that equal a naive loop in transformers, accuracies, sets of pairs, and the stage."""
 
 import math
+import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import document, store_of_its_own, toy_model, toy_tokens
+from conftest import corpus_of, document, store_of_its_own, toy_model, toy_tokens
+from test_hub import Hub, address_of, serving
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from model import export, likelihood, machine
-from model.errors import InputError
+from model.errors import InputError, Unreachable
 from model.settings import Architecture
 from tasks import minimal_pairs as stage_module
+from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.glue import pair_scores, pairs
+from tasks.glue.data import hub_problem
 from tasks.glue.pairs import PairSet
 from tasks.minimal_pairs import MinimalPairs, PairsRun, encode, minimal_pairs
 from tasks.store.artifacts import WORK, draft_of
@@ -278,3 +283,66 @@ def test_an_untrained_model_is_at_chance_on_blimp(model, real_data: Path) -> Non
         good, bad = np.split(scores, 2)
         accuracy = accuracy_of((np.sign(good - bad) + 1) / 2, table["group"])
         assert accuracy.value == pytest.approx(50, abs=5)
+
+
+# The hub
+
+
+def forget() -> None:
+    """What this process knows of the hub."""
+    for cache in (pairs.fetch, pairs.at_hand, pairs._read, hub_problem):
+        cache.cache_clear()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A double of the hub with a set of pairs in two languages, and an empty cache of the hub's client."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session
+
+    files = {"README.md": b"# Pairs"}
+    for folder, good, bad in (("de", "er schläft", "er schlafen"), ("nl", "hij slaapt", "hij slapen")):
+        files[f"{folder}/agreement.tsv"] = f"sen\twrong_sen\n{good}\t{bad}\n".encode()
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    forget()
+    with serving({("someone/pairs", "1" * 40): files}) as server:
+        template = address_of(server) + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", address_of(server))
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+        close_session()
+        yield server
+    close_session()
+    forget()
+
+
+def test_pairs_come_from_a_folder_of_a_data_set_on_the_hub_and_then_from_its_cache(hub: Hub):
+    def rows(data: str) -> list[list[str]]:
+        forget()
+        return pairs.read(PairSet(data=data))[["group", "good", "bad"]].values.tolist()
+
+    german = [["agreement", "er schläft", "er schlafen"]]
+    assert rows("someone/pairs/de") == german
+    assert PairSet(data="someone/pairs/de").identity()["data"]["revision"] == "1" * 40
+    hub.fails[""] = [500] * 999
+    assert rows("someone/pairs/de") == german
+
+
+def test_without_the_hub_a_data_set_is_not_at_hand(hub: Hub):
+    assert pairs.hub.commit(pairs.source_of("someone/pairs")) == "1" * 40  # which is known from then on
+    hub.fails[""] = [500] * 999
+    assert not pairs.at_hand(PairSet(data="someone/pairs"))
+    with pytest.raises(Unreachable, match="someone/pairs"):
+        pairs.read(PairSet(data="someone/pairs"))
+
+
+def test_a_sentence_of_a_pair_in_the_corpus_drops_its_document(tmp_path: Path, store: Path, rng: random.Random):
+    long = " ".join(document(rng, 3).split()[:16])
+    path = set_of(tmp_path, [long, "too short"], ["another sentence", "short too"])
+    corpus = corpus_of(tmp_path, [document(rng, 4), f"{document(rng, 2)} {long} {document(rng, 1)}"])
+    made = decontaminate.fn(Decontaminate(data="probes", pairs=[PairSet(data=str(path))]), corpus)
+    assert made.stats["dropped"]["contaminated"]["documents"] == 1
+    assert made.stats["tasks"]["pairs"]["sentences_found"] == 1
+    assert made.stats["tasks"]["pairs"]["too_short"] == 3
