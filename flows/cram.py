@@ -17,6 +17,7 @@ from flows.recipes.recipe import (
     RecipeName,
     StageName,
     Use,
+    change_stage,
     refuse_without_start,
     resolve,
     unused_fields,
@@ -65,6 +66,8 @@ def plan_run(recipe: str, override: dict, until: str, use: dict[str, str], refre
     if "pretrain" not in use:
         refuse_without_start(recipe, override)
     r = resolve(recipe, override)
+    if "finetune" in use and not {"pretrain", "minimal_pairs"} & set(use):  # the models needn't be there
+        r = change_stage(r, "minimal_pairs", data=[])
     plan = Plan(until, use, refresh)
     if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts
         r.check_lengths(until)

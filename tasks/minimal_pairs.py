@@ -105,7 +105,8 @@ def minimal_pairs(params: PairsRun, model: Artifact, out: Path) -> dict:
     work.mkdir(exist_ok=True)
     scored = score_pairs(table, model, before, work)
     pq.write_table(pa.Table.from_pandas(scored, preserve_index=False), out / PAIRS, compression="zstd")
-    stats = statistics(scored, params.label())
+    name = sets.BLIMP if "filtered" in scored else params.label()  # wherever it is from
+    stats = statistics(scored, name)
     warn_of_same_tokens(stats, model)
     return stats | {"of_pairs": len(every), "before": before}
 

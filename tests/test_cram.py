@@ -154,7 +154,7 @@ def test_what_depends_on_a_refreshed_stage_runs_again_then_or_in_a_later_run(tin
     states, _ = run(tiny, until="pretrain", refresh=["tokenize"])
     again = dict.fromkeys(("tokenize", "pretrain"), "Completed")
     assert states == dict.fromkeys(STAGES[: STAGES.index("tokenize")], "Cached") | again
-    assert run(tiny)[0] == CACHED | dict.fromkeys(("finetune", "report"), "Completed")
+    assert run(tiny)[0] == CACHED | dict.fromkeys(("minimal_pairs", "finetune", "report"), "Completed")
 
 
 def test_too_little_text_for_probes_is_refused_before_a_model_is_pretrained(tiny: dict, first):
@@ -193,7 +193,9 @@ def test_a_warning_names_overridden_fields_that_no_stage_of_the_run_reads(
     assert all(f"reach {named};" in warning for warning in warnings)
 
 
-@pytest.mark.parametrize(("stage", "following"), [("pretrain", {"finetune", "report"}), ("finetune", {"report"})])
+@pytest.mark.parametrize(
+    ("stage", "following"), [("pretrain", {"minimal_pairs", "finetune", "report"}), ("finetune", {"report"})]
+)
 def test_a_given_artifact_makes_the_stages_before_it_needless(tiny, first, tmp_path: Path, stage: str, following: set):
     missing = tiny | {"download": {"source": "files", "files": [str(tmp_path / "gone.jsonl")]}}
     plan = checked_plan("demo", missing, "report", {stage: artifacts_of(stage)[0].key}, [])
@@ -317,7 +319,7 @@ def test_the_run_of_a_study_shows_its_page_which_has_an_edge_from_each_model_eva
     (tmp_path / "hosted.json").write_text(json.dumps({"runs": runs}))
     asked = {"study": str(tmp_path / "hosted.json"), "recipe": "demo", "override": tiny, "until": "report"}
     _, flow_run = followed(lambda: study(**asked, return_state=True))
-    assert sources(flow_run, "compare") == {"pretrain": 2, "evaluate": 2, "report": 2}
+    assert sources(flow_run, "compare") == {"pretrain": 2, "evaluate": 2, "minimal_pairs": 2, "report": 2}
     by_key = shown_by(flow_run)
     assert by_key["compare-study"].data.startswith("# Study: hosted")
     assert [row["run"] for row in json.loads(by_key["compare-table"].data)] == [*runs]
@@ -333,7 +335,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
         return call(self, work, *arguments, **others)
 
     found, call = finetuned(four), processes.Processes.call
-    assert sources(run(four)[1], "report") == {"finetune": 4}
+    assert sources(run(four)[1], "report") == {"minimal_pairs": 1, "finetune": 4}
     together = predictions()
     assert len(set(together.values())) == 4
     with monkeypatch.context() as patch:
@@ -344,7 +346,7 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
     started = {name: artifact.manifest["started"] for name, artifact in found.items() if name != "word-order-1"}
     states, rerun = run(four)  # of the killed one, alone in this process
     assert states["report"] == "Cached", "the report of all four is the same"
-    assert sources(rerun, "report") == {"finetune": 4}
+    assert sources(rerun, "report") == {"minimal_pairs": 1, "finetune": 4}
     assert {name: found[name].manifest["started"] for name in started} == started
     assert predictions() == together
 
