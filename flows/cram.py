@@ -68,6 +68,7 @@ def plan_run(recipe: str, override: dict, until: str, use: dict[str, str], refre
     r = resolve(recipe, override)
     if "finetune" in use and not {"pretrain", "minimal_pairs"} & set(use):  # the models needn't be there
         r = change_stage(r, "minimal_pairs", data=[])
+    r.check_pairs(until)
     plan = Plan(until, use, refresh)
     if not {"tokenize", "pretrain", "finetune"} & set(use):  # else the length of the given artifact counts
         r.check_lengths(until)

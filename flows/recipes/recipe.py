@@ -66,14 +66,17 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     finetune: Finetune = Finetune()
     report: Report = Report()
 
-    def check_lengths(self, until: str) -> None:
-        """Raise InputError if the model or finetuning needs sequences of another length."""
-        last = STAGES.index(until)
+    def check_pairs(self, until: str) -> None:
+        """Raise InputError if a run ends with minimal pairs and there are none."""
         if until == "minimal_pairs" and not self.minimal_pairs.data:
             raise InputError(
                 "minimal_pairs.data names no pairs. Name files or data sets, as in --set 'minimal_pairs.data="
                 '["nyu-mll/blimp"]\'.'
             )
+
+    def check_lengths(self, until: str) -> None:
+        """Raise InputError if the model or finetuning needs sequences of another length."""
+        last = STAGES.index(until)
         if last >= STAGES.index("pretrain") and self.pretrain.start:
             adopt.check_start(self.pretrain.start, self.pretrain.architecture, self.tokenize.length)
         if last >= STAGES.index("pretrain"):

@@ -287,14 +287,17 @@ class Variant(NamedTuple):
 def find_variants(study: Study, recipe: str, override: dict, scale: Scale, until: str) -> list[Variant]:
     """The runs of a study; those that are identical at this scale become one."""
     unread = {"report"}
-    if until == "pretrain":
+    if until != "report":
         unread.add("finetune")
+    if until == "pretrain":
+        unread.add("minimal_pairs")
     found: dict[str, Variant] = {}
     for name, changes in study.runs.items():
         check_run(study, name, recipe, scale._replace(multiple=1.0), until)
         try:
             own = resolve_run(recipe, changes, override, scale)
             own.check_lengths(until)
+            own.check_pairs(until)
         except InputError as error:
             found[name] = Variant([name], None, str(error))
             continue
