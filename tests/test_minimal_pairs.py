@@ -13,7 +13,9 @@ import torch
 from conftest import corpus_of, document, store_of_its_own, toy_model, toy_tokens
 from test_hub import Hub, address_of, serving
 from transformers import AutoModelForMaskedLM, AutoTokenizer
+from typer.testing import CliRunner
 
+from flows.cli.main import app
 from model import export, likelihood, machine
 from model.errors import InputError, Unreachable
 from model.settings import Architecture
@@ -125,6 +127,26 @@ def test_the_standard_error_is_that_of_a_stratified_sample(rng: random.Random) -
 
 def test_a_group_with_one_pair_has_no_standard_error() -> None:
     assert pair_scores.accuracy_of(np.array([1.0, 0.0, 1.0]), ["a", "a", "b"]).standard_error is None
+
+
+def test_an_accuracy_without_a_known_error_is_not_above_chance() -> None:
+    assert not pair_scores.Accuracy(90.0, None).is_above(50)
+    assert pair_scores.Accuracy(90.0, 5.0).is_above(50)
+
+
+def test_groups_may_be_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"good": "a b", "bad": "b a", "group": 7}\n', encoding="utf-8")
+    assert pairs.read(PairSet(data=str(path)))["group"].tolist() == ["7"]
+
+
+def test_the_command_scores_pairs_with_columns_and_an_encoding_of_their_own(model, tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("gut,schlecht\nthe café sleeps,sleeps the café\n" * 1, encoding="windows-1252")
+    asked = ["pairs", model.path.name, str(path), "--good", "gut", "--bad", "schlecht", "--encoding", "windows-1252"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    assert "minimal_pairs/" in result.output.replace("\n", "")
 
 
 def test_permutations_are_found_by_their_words() -> None:

@@ -3,8 +3,10 @@
 from typing import Annotated, Literal
 
 import typer
+from pydantic import ValidationError
 
 from flows.cli.common import console, print_rows, say, shorten
+from model.errors import InputError
 
 EXAMPLE = "nyu-mll/blimp"
 
@@ -21,6 +23,8 @@ def pairs(
     good: Annotated[str, typer.Option(help="Column of the good sentence.")] = "",
     bad: Annotated[str, typer.Option(help="Column of the bad sentence.")] = "",
     group: Annotated[str, typer.Option(help="Column of the group.")] = "",
+    field: Annotated[str, typer.Option(help="Column of the field that a group belongs to.")] = "",
+    encoding: Annotated[str, typer.Option(help="Of files that aren't UTF-8, such as windows-1252.")] = "",
 ) -> None:
     """Measure without finetuning how often a pretrained model finds the good sentence of a minimal pair likelier."""
     from flows.logs import log_to_terminal
@@ -29,7 +33,12 @@ def pairs(
     from tasks.minimal_pairs import PairsRun, minimal_pairs
 
     log_to_terminal()
-    params = PairsRun(data=data, per_group=per_group, before=before, good=good, bad=bad, group=group)
+    columns = {"good": good, "bad": bad, "group": group, "field": field}
+    try:
+        params = PairsRun(data=data, per_group=per_group, before=before, encoding=encoding, **columns)
+    except ValidationError as error:  # typer has checked all the others
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise InputError(f"--encoding: {reason}.") from error
     scored = minimal_pairs.fn(params, find_model(model, heads=HEADS))
     stats = scored.stats
     print_rows(stats["table"])

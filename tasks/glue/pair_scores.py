@@ -34,12 +34,12 @@ class Accuracy(NamedTuple):
     standard_error: float | None  # None if a group has one pair
 
     def half(self) -> float:
-        """Half of the 95 % interval; 0 if it is not known."""
-        return NORMAL * (self.standard_error or 0.0)
+        """Half of the 95 % interval; half of the scale if it is not known, so that nothing follows from it."""
+        return CHANCE if self.standard_error is None else NORMAL * self.standard_error
 
     def is_above(self, value: float) -> bool:
         """Whether it is above a number by more than chance."""
-        return self.value - self.half() > value
+        return self.standard_error is not None and self.value - self.half() > value
 
 
 def is_right(scored: "pd.DataFrame", metric: str) -> np.ndarray:

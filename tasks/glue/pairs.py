@@ -165,9 +165,7 @@ def _read(pairs: PairSet, _identity: str) -> "pd.DataFrame":
     files = files_of(pairs.data)
     tables = []
     for name, path in files.items():
-        group = Path(name).parent.name or Path(name).stem
-        if len(files) > 1 and "/" not in name:
-            group = Path(name).stem
+        group = Path(name).parent.name or Path(name).name.split(".")[0]
         tables.append(read_file(pairs, path, group))
     table = pd.concat(tables, ignore_index=True).sort_values("group", kind="stable", ignore_index=True)
     table.insert(2, "row", table.groupby("group").cumcount())
@@ -198,7 +196,7 @@ def read_file(pairs: PairSet, path: Path, group: str) -> "pd.DataFrame":
     chosen = choose_columns(pairs, rows, where)
     columns: dict[str, list] = {"group": [group] * len(rows), "field": [""] * len(rows)}
     for name, column in chosen.items():
-        columns[name] = [text_of(row, column, where, number) for number, row in zip(numbers, rows, strict=True)]
+        columns[name] = [text_of(row, name, column, where, number) for number, row in zip(numbers, rows, strict=True)]
     return pd.DataFrame(columns)
 
 
@@ -214,9 +212,11 @@ def choose_columns(pairs: PairSet, rows: list[dict], where: str) -> dict[str, st
     return chosen
 
 
-def text_of(row: dict, column: str, where: str, number: int) -> str:
-    """The text in a column. Raises InputError if there is none."""
+def text_of(row: dict, name: str, column: str, where: str, number: int) -> str:
+    """The text in a column, which is the one for `name` of USUAL. Raises InputError if there is none."""
     value = value_at(row, column)
+    if name in OPTIONAL and type(value) is int:  # the number of a group
+        return str(value)
     if not isinstance(value, str) or not value.strip():
         found = "nothing" if not isinstance(value, (int, float)) else repr(value)
         raise InputError(f"{where}: row {number:,} has {found} in column {column}; expected text. Correct it.")
