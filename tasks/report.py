@@ -165,6 +165,7 @@ def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str,
         "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
         "params": {manifest["stage"]: manifest["params"] for manifest in lineage.values()},
         "finetuning": scores.settings(ruled or finetuning_of(runs, own=True)),
+        "minimal_pairs": {},
         "artifacts": [*lineage, *(run.name for run in runs)],
         "pretrained": name,
     }
