@@ -24,7 +24,7 @@ from model.bert import Bert
 from model.machine import Machine, keep_heap
 
 METRICS = ("original", "within_word")
-SPECIALS = 2  # tokens around each sentence
+FRAME = 2  # tokens around each sentence
 BATCH_TOKENS = 2048  # computed at once; more are no faster on two cores
 
 
@@ -69,31 +69,26 @@ class Sentences:
         following = np.searchsorted(begins, np.arange(tokens), side="right")
         return begins[following]
 
+    @cached_property
+    def passes(self) -> "Passes":
+        """A pass for each token by itself, then one for each piece that has later ones in its word, which it hides."""
+        every = np.arange(len(self.tokens))
+        is_split = self.word_ends > every + 1
+        places = np.concatenate([every, every[is_split]])
+        stops = np.concatenate([every + 1, self.word_ends[is_split]])
+        return Passes(places, stops)
+
+    @cached_property
+    def pass_lengths(self) -> np.ndarray:
+        """(P,): the tokens of each pass's sentence, without special tokens."""
+        return self.lengths[self.owners[self.passes.places]]
+
 
 class Passes(NamedTuple):
     """Forward passes (P,): each predicts a token while it and those up to `stops` are [MASK]."""
 
     places: np.ndarray  # of the predicted token in `Sentences.tokens`
     stops: np.ndarray  # the place after the last [MASK]
-
-
-def passes_of(sentences: Sentences) -> Passes:
-    """A pass for each token by itself, then one for each piece that has later ones in its word, with these masked."""
-    every = np.arange(len(sentences.tokens))
-    is_split = sentences.word_ends > every + 1
-    places = np.concatenate([every, every[is_split]])
-    stops = np.concatenate([every + 1, sentences.word_ends[is_split]])
-    return Passes(places, stops)
-
-
-def count_passes(sentences: Sentences) -> int:
-    """The number of forward passes that scoring takes."""
-    return len(passes_of(sentences).places)
-
-
-def count_tokens(sentences: Sentences) -> int:
-    """The tokens of all forward passes that scoring takes, without special tokens."""
-    return int(sentences.lengths[sentences.owners[passes_of(sentences).places]].sum())
 
 
 def batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -104,7 +99,7 @@ def batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
     order = np.argsort(lengths, kind="stable")
     edges = np.flatnonzero(np.diff(lengths[order])) + 1
     for same in np.split(order, edges):
-        size = max(1, BATCH_TOKENS // (lengths[same[0]] + SPECIALS))
+        size = max(1, BATCH_TOKENS // (lengths[same[0]] + FRAME))
         for first in range(0, len(same), size):
             yield same[first : first + size]
 
@@ -152,14 +147,14 @@ def score_sentences(
     """The pseudo-log-likelihood of each sentence, nats, by METRICS: (n,) each.
 
     before: the id of the special token in front of a sentence.
-    report: gets the number of tokens that each batch had; `count_tokens` is the sum.
+    report: gets the number of tokens that each batch had; the sum of `pass_lengths` is that of all.
     scores: (P,) fp32, those of an earlier attempt, NaN for passes that it didn't come to; it is filled in.
     """
-    passes = passes_of(sentences)
+    passes = sentences.passes
     if scores is None:
         scores = np.full(len(passes.places), np.nan, dtype=np.float32)
     scorer = Scorer(bert, sentences, before, machine)
-    lengths = sentences.lengths[sentences.owners[passes.places]]
+    lengths = sentences.pass_lengths
     bert.to(machine.device).eval()
     if machine.device.type == "cpu":
         keep_heap()  # without it, a third of the time is spent on getting memory
@@ -168,15 +163,15 @@ def score_sentences(
             if np.isnan(scores[some]).any():
                 scores[some] = scorer.log_probabilities(passes.places[some], passes.stops[some])
             report(int(lengths[some].sum()))
-    return sums(sentences, passes, scores)
+    return sums(sentences, scores)
 
 
-def sums(sentences: Sentences, passes: Passes, scores: np.ndarray) -> dict[str, np.ndarray]:
+def sums(sentences: Sentences, scores: np.ndarray) -> dict[str, np.ndarray]:
     """The sum of each sentence's scores by METRICS. scores: (P,) of the passes."""
     tokens = len(sentences.tokens)
     alone = scores[:tokens]
     in_words = alone.copy()
-    in_words[passes.places[tokens:]] = scores[tokens:]
+    in_words[sentences.passes.places[tokens:]] = scores[tokens:]
     found = {}
     for name, of_tokens in zip(METRICS, (alone, in_words), strict=True):
         found[name] = np.bincount(sentences.owners, of_tokens, minlength=len(sentences))

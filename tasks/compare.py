@@ -20,7 +20,7 @@ from tasks.glue.pair_scores import CHANCE, PAIR_METRIC
 from tasks.reports import law, pairs, plots
 from tasks.reports.losses import reads_no_context, text_doubt
 from tasks.reports.markdown import page, render
-from tasks.reports.pairs import PairedModel, PairScore, paired_halves
+from tasks.reports.pairs import PairedModel, PairScore, Right, paired_halves, right_of
 from tasks.reports.rows import LOSS, Mean, RunMeans, ScoreRow, StudyScore
 from tasks.reports.scores import partial_notes
 from tasks.reports.study_page import (
@@ -263,7 +263,8 @@ def scores_of(member: Member) -> list[dict[str, Any]]:
 
 def pair_score_of(member: Member, score: PairScore) -> dict[str, Any]:
     """An accuracy on minimal pairs in the form of a score."""
-    value, half = score.accuracy.value, score.accuracy.half()
+    value = score.accuracy.value
+    half = score.accuracy.half()
     return {
         "run": member.run,
         "seed": member.seed,
@@ -281,17 +282,23 @@ def pair_score_of(member: Member, score: PairScore) -> dict[str, Any]:
 
 def with_paired_errors(scores: list[StudyScore], members: list[Member]) -> list[StudyScore]:
     """The scores, those on minimal pairs with half the 95 % interval of their paired differences to other runs."""
-    judged: dict[str, dict[str, list[PairedModel]]] = {}  # by column and run
+    rights = rights_of(members)
+    return [line._replace(paired=paired_halves(line.run, rights.get(line.column, {}))) for line in scores]
+
+
+def rights_of(members: list[Member]) -> dict[str, dict[str, Right]]:
+    """Which minimal pairs the models of each run have right, by column and run."""
+    models: dict[str, dict[str, list[PairedModel]]] = {}
     for member in members:
         for name in member.judged:
-            for score in pairs.scores_in(artifact_named(name).stats):
-                of_column = judged.setdefault(score.column, {})
-                of_column.setdefault(member.run, []).append(PairedModel(artifact_named(name), score))
-    found = []
-    for line in scores:
-        of_column = judged.get(line.column, {})
-        found.append(line._replace(paired=paired_halves(line.run, of_column)))
-    return found
+            judged = artifact_named(name)
+            for score in pairs.scores_in(judged.stats):
+                of_column = models.setdefault(score.column, {})
+                of_column.setdefault(member.run, []).append(PairedModel(judged, score))
+    rights = {}
+    for column, of_column in models.items():
+        rights[column] = {run: right_of(of_run) for run, of_run in of_column.items()}
+    return rights
 
 
 # Means over seeds

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from model.likelihood import Sentences
 
 SCORES = "scores.npy"  # of each pass, until the artifact is published
-SPECIALS = 2  # tokens around a sentence
 SHOWN_CHARACTERS = 60
 LARGEST_SHARE = 0.01  # of pairs that a model can't tell apart, from which on a warning is logged
 log = logging.getLogger(__name__)
@@ -153,11 +152,12 @@ def score_pairs(table: "pd.DataFrame", model: Artifact, before: str, work: Path)
     texts = [*table["good"], *table["bad"]]
     bert = export.load(model.path, HEADS)
     sentences = encode(texts, model)
-    check_lengths(sentences, texts, bert.length - SPECIALS, model.name)
+    check_lengths(sentences, texts, bert.length - likelihood.FRAME, model.name)
     first = getattr(bert.specials, before)
     here = machine.detect()
-    scores = kept_scores(work, likelihood.count_passes(sentences))
-    with Progress("minimal pairs", likelihood.count_tokens(sentences), "token") as bar:
+    lengths = sentences.pass_lengths
+    scores = kept_scores(work, len(lengths))
+    with Progress("minimal pairs", int(lengths.sum()), "token") as bar:
         found = likelihood.score_sentences(bert, sentences, first, here, bar.update, scores)
     check_finite(scores, model)
     of_sentences = {"tokens": sentences.lengths} | found

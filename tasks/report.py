@@ -18,7 +18,7 @@ from pydantic import Field
 
 from model.wording import largest_unit
 from tasks.adopt import has_weights
-from tasks.glue.pair_scores import CHANCE, EVERY, Accuracy
+from tasks.glue.pair_scores import CHANCE, main_accuracy
 from tasks.glue.table import PROBES, task_of
 from tasks.reports import funnel, plots, rules, scores, sections
 from tasks.reports.blanks import TOO_LITTLE, Blank, fill_blanks, with_gap
@@ -60,8 +60,7 @@ class Report(Params):
 def report(params: Report, runs: list[Artifact], judged: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)
-    content = for_programs(params.title, runs, name, lineage)
-    content["minimal_pairs"] = {one.name: one.stats for one in judged}
+    content = for_programs(params.title, runs, judged, name, lineage)
     content["text"] = funnel.described(lineage, texts_of(artifact_named(name)))
     content |= quoted(artifact_named(name), lineage, runs) if params.quote else NOTHING
     steps = steps_of(name)
@@ -141,8 +140,11 @@ def finetuning_of(runs: list[Artifact], own: bool) -> list[dict]:
     return params
 
 
-def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str, dict]) -> dict:
-    """The contents of report.json. `name`: of the pretrained model; `lineage`: the manifests of what led to it."""
+def for_programs(title: str, runs: list[Artifact], judged: list[Artifact], name: str, lineage: dict[str, dict]) -> dict:
+    """The contents of report.json.
+
+    `judged`: minimal pairs; `name`: of the pretrained model; `lineage`: the manifests of what led to it.
+    """
     pretrained = lineage[name]
     groups = scores.group_runs(runs)
     rows = scores.gather(groups.values(), tokenized_in(lineage))
@@ -165,7 +167,7 @@ def for_programs(title: str, runs: list[Artifact], name: str, lineage: dict[str,
         "pretraining": {"params": pretrained["params"], **pretrained["stats"]},
         "params": {manifest["stage"]: manifest["params"] for manifest in lineage.values()},
         "finetuning": scores.settings(ruled or finetuning_of(runs, own=True)),
-        "minimal_pairs": {},
+        "minimal_pairs": {one.name: one.stats for one in judged},
         "artifacts": [*lineage, *(run.name for run in runs)],
         "pretrained": name,
     }
@@ -290,7 +292,7 @@ def brief(rows: list[ScoreRow]) -> list[dict]:
 
 def brief_pairs(stats: dict) -> dict:
     """The row of a set of minimal pairs in the table of `brief`. `stats`: of its artifact."""
-    accuracy = Accuracy(**stats["parts"][EVERY]["original"])
+    accuracy = main_accuracy(stats)
     return {
         "task": stats["set"],
         "metric": "minimal pairs",

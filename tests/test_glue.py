@@ -375,25 +375,17 @@ def forget() -> None:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
     """A double of the hub with all splits, which are in `tmp_path` too, and an empty cache of the hub's client."""
-    from huggingface_hub import constants
     from huggingface_hub.utils import close_session
-    from test_hub import address_of, serving
+    from test_hub import serving, use_double
 
     files = {"README.md": b"#", "mnli_matched/validation-00000-of-00001.parquet": b"not this one"}
     for task, split in EVERY_SPLIT:
         rows = {name: [f"{task} {split} {name} {i}" for i in range(3)] for name in TASKS[task].columns}
         rows["label"] = [-1] * 3 if "test" in split else [0, 1, 2]
         files[f"{task}/{split}-00000-of-00001.parquet"] = write(tmp_path, task, split, rows).read_bytes()
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
     forget()
     with serving({(HUB_GLUE.repository, HUB_GLUE.revision): files}) as server:
-        template = address_of(server) + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", address_of(server))
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-        close_session()
+        use_double(server, tmp_path / "hf", monkeypatch)
         yield server
     close_session()
     forget()

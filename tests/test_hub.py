@@ -218,6 +218,23 @@ def server() -> Iterator[Hub]:
         yield found
 
 
+def use_double(server: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process take the double for the hub, with a cache of the hub's client in that folder."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session
+
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "HF_HUB_OFFLINE": False,
+        "ENDPOINT": address_of(server),
+        "HUGGINGFACE_CO_URL_TEMPLATE": address_of(server) + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(cache),
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    close_session()
+
+
 @pytest.fixture
 def online(server: Hub, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """This process takes the double for the hub, and does not wait between attempts."""
@@ -225,22 +242,14 @@ def online(server: Hub, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     from huggingface_hub.utils import _http, close_session
 
     server.reset()
-    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name == "HF_TOKEN"]:
-        monkeypatch.delenv(name)
-    for name, value in {
-        "HF_HUB_OFFLINE": False,
-        "ENDPOINT": address_of(server),
-        "HUGGINGFACE_CO_URL_TEMPLATE": address_of(server) + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_CACHE": str(tmp_path / "hf"),
-        "HF_TOKEN_PATH": str(tmp_path / "token"),
-        "DOWNLOAD_CHUNK_SIZE": 1 << 14,
-    }.items():
-        monkeypatch.setattr(constants, name, value)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
     for module in (_http, file_download):
         monkeypatch.setattr(module, "time", SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None}))
     monkeypatch.setattr(hub, "CHUNK", 1 << 14)
     monkeypatch.setattr(hub, "BLOCK", 1 << 16)
-    close_session()
+    use_double(server, tmp_path / "hf", monkeypatch)
     yield server
     close_session()
     server.reset()

@@ -1,7 +1,6 @@
 """Minimal pairs: scores that equal a naive loop in transformers, accuracies, sets of pairs, and the stage."""
 
 import math
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import corpus_of, document, store_of_its_own, toy_model, toy_tokens
-from test_hub import Hub, address_of, serving
+from test_hub import Hub, serving, use_double
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -288,7 +287,8 @@ def test_the_real_blimp_is_recognised_with_its_part_and_permutations(real_data: 
     filtered = pairs.filtered_by_babylm(table)
     assert filtered is not None
     assert filtered.sum() == 59_875
-    assert len(pairs.permuted_groups(table)) == 13
+    found = table.assign(permutation=pairs.are_permutations(table))
+    assert len(pairs.permuted_groups(found)) == 13
     assert (table["good"] == table["bad"]).sum() == 7
 
 
@@ -319,22 +319,14 @@ def forget() -> None:
 @pytest.fixture
 def hub(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A double of the hub with a set of pairs in two languages, and an empty cache of the hub's client."""
-    from huggingface_hub import constants
     from huggingface_hub.utils import close_session
 
     files = {"README.md": b"# Pairs"}
     for folder, good, bad in (("de", "er schläft", "er schlafen"), ("nl", "hij slaapt", "hij slapen")):
         files[f"{folder}/agreement.tsv"] = f"sen\twrong_sen\n{good}\t{bad}\n".encode()
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
     forget()
     with serving({("someone/pairs", "1" * 40): files}) as server:
-        template = address_of(server) + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", address_of(server))
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-        close_session()
+        use_double(server, tmp_path / "hf", monkeypatch)
         yield server
     close_session()
     forget()

@@ -182,7 +182,7 @@ def card_of(source: "Source", how: "Published") -> tuple[str, str]:
         filled = card(about, lineage, how=how)
         return filled, "The card has no scores, since no report of this model is in the store."
     every = lineage | {source.name: about}
-    content = for_programs(report.manifest["params"]["title"], runs, source.name, every)
+    content = for_programs(report.manifest["params"]["title"], runs, [], source.name, every)
     values = for_people(content, every, runs)
     filled = card(about, lineage, values["glue"], values["own"], how)
     return filled, f"The card has the scores of {report.name}."

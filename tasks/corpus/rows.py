@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -377,6 +377,25 @@ def records(
                 yield Loss(name, number, "half a surrogate pair", SAMPLE.repr(record))
             else:
                 yield number, record
+
+
+def gather(
+    found: Iterable[tuple[int, dict[str, object]] | Loss], where: str, unit: str, advice: str
+) -> tuple[list[int], list[dict[str, object]]]:
+    """The numbers and the values of all rows, in order. Raises InputError for a row that can't be read.
+
+    `unit`: what the numbers count, such as "row". `advice`: the end of the error's sentence if the encoding is wrong.
+    """
+    numbers = []
+    rows = []
+    for row in found:
+        if isinstance(row, Loss):
+            what_else = advice if row.reason.startswith("not UTF-8") else ""
+            raise InputError(f"{where}: {unit} {row.line:,} can't be read: {row.reason}. Correct it{what_else}.")
+        number, values = row
+        numbers.append(number)
+        rows.append(values)
+    return numbers, rows
 
 
 def has_half_pairs(record: dict) -> bool:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PAIRS = "pairs.parquet"  # the scored pairs in an artifact
-METRICS = ("original", "within_word")  # as in model.likelihood, which loads torch
+METRIC_WORDS = {"original": "original", "within_word": "within word"}
+METRICS = tuple(METRIC_WORDS)  # as in model.likelihood, which loads torch
 NORMAL = 1.96  # standard errors on either side of a mean in a 95 % interval
 CHANCE = 50.0  # the accuracy of guessing
 PAIR_METRIC = "minimal_pairs"  # the name of the metric among those of other scores
@@ -61,6 +62,11 @@ def accuracy_of(right: np.ndarray, groups: Sequence[str] | np.ndarray) -> Accura
     return Accuracy(round(100 * float(means.mean()), 4), error)
 
 
+def main_accuracy(stats: dict[str, Any]) -> Accuracy:
+    """The accuracy on all pairs of a set by the original score. `stats`: of its artifact."""
+    return Accuracy(**stats["parts"][EVERY][METRICS[0]])
+
+
 def summary(scored: "pd.DataFrame") -> dict[str, Any]:
     """The accuracies of some pairs by both metrics, and how many pairs and groups these are."""
     found: dict[str, Any] = {"pairs": len(scored), "groups": int(scored["group"].nunique())}
@@ -98,5 +104,5 @@ def row_of(name: str, about: dict[str, Any]) -> dict[str, Any]:
     row = {"pairs of": name, "groups": about["groups"], "pairs": about["pairs"]}
     for metric in METRICS:
         value, error = about[metric].values()
-        row[metric.replace("_", " ")] = f"{value:.1f}" if error is None else f"{value:.1f} ± {error:.1f}"
+        row[METRIC_WORDS[metric]] = f"{value:.1f}" if error is None else f"{value:.1f} ± {error:.1f}"
     return row

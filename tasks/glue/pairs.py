@@ -22,8 +22,7 @@ from tasks.corpus.columns import choose, value_at
 from tasks.corpus.containers import Encoding
 from tasks.corpus.kinds import ROWS, ending
 from tasks.corpus.local import files_below
-from tasks.corpus.losses import Loss
-from tasks.corpus.rows import records
+from tasks.corpus.rows import gather, records
 from tasks.glue.data import hub_problem
 from tasks.glue.own import FILE
 from tasks.store.manifests import known_digest
@@ -183,14 +182,7 @@ def read_file(pairs: PairSet, path: Path, group: str) -> "pd.DataFrame":
     import pandas as pd
 
     where = path.name
-    numbers = []
-    rows = []
-    for row in records(path, where, pairs.encoding):
-        if isinstance(row, Loss):
-            raise InputError(f"{where}: row {row.line:,} can't be read: {row.reason}. Correct it (minimal_pairs.data).")
-        number, values = row
-        numbers.append(number)
-        rows.append(values)
+    numbers, rows = gather(records(path, where, pairs.encoding), where, "row", ", or set minimal_pairs.encoding")
     if not rows:
         raise InputError(f"{where} has no rows. Expected minimal pairs; correct minimal_pairs.data.")
     chosen = choose_columns(pairs, rows, where)
@@ -285,8 +277,8 @@ def words_of(sentence: str) -> Counter[str]:
 
 
 def permuted_groups(table: "pd.DataFrame") -> set[str]:
-    """The groups most of whose pairs are permutations: frequencies of words can't decide these."""
-    shares = table.assign(same=are_permutations(table)).groupby("group")["same"].mean()
+    """The groups most of whose pairs are a `permutation`: frequencies of words can't decide these."""
+    shares = table.groupby("group")["permutation"].mean()
     return set(shares.index[shares >= MOSTLY])
 
 
@@ -295,7 +287,7 @@ def draw(table: "pd.DataFrame", most: int) -> "pd.DataFrame":
     if not most:
         return table
     kept = []
-    for _, rows in table.groupby("group", sort=False).indices.items():
+    for rows in table.groupby("group", sort=False).indices.values():
         order = np.random.default_rng(0).permutation(len(rows))
         kept.append(np.sort(rows[order[:most]]))
     return table.iloc[np.sort(np.concatenate(kept))].reset_index(drop=True)

@@ -15,7 +15,7 @@ from tasks.corpus.columns import MISSING, choose, value_at
 from tasks.corpus.containers import head_of
 from tasks.corpus.kinds import ending
 from tasks.corpus.losses import Loss
-from tasks.corpus.rows import PLAIN_TSV, open_table, records
+from tasks.corpus.rows import PLAIN_TSV, gather, open_table, records
 from tasks.glue import conll, labels
 from tasks.glue.data import CONLL
 from tasks.glue.labels import EMPTY_CELL, NO_CLASS, plain
@@ -130,14 +130,7 @@ def read_rows(own: Definition, path: Path, where: str) -> Rows:
         found = conll.sentences(path, where, own.encoding, own.text, own.label)
     else:
         found = records(path, where, own.encoding, PLAIN_TSV if own.named else None)
-    numbers, rows = [], []
-    for row in found:
-        if isinstance(row, Loss):
-            advice = own.advice("encoding") if row.reason.startswith("not UTF-8") else ""
-            raise InputError(f"{where}: {unit} {row.line:,} can't be read: {row.reason}. Correct it{advice}.")
-        number, values = row
-        numbers.append(number)
-        rows.append(values)
+    numbers, rows = gather(found, where, unit, own.advice("encoding"))
     if not rows:
         raise InputError(f"{where} has no rows. Download it again, or correct data (finetune.data or finetune.tasks).")
     return Rows(unit, numbers, rows)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from model.settings import Architecture
 from model.wording import counted, duration
-from tasks.glue.pair_scores import CHANCE, EVERY
+from tasks.glue.pair_scores import CHANCE, main_accuracy
 from tasks.reports.markdown import short
 from tasks.reports.scores import METRICS, averages, glue_rows
 from tasks.reports.verdict import Comparison
@@ -74,12 +74,12 @@ def score_card(one: Comparison) -> Card:
 
 def pairs_card(judged: dict) -> Card:
     """The accuracy on a set of minimal pairs. `judged`: its statistics."""
-    accuracy = judged["parts"][EVERY]["original"]
+    accuracy = main_accuracy(judged)
     what = f"{judged['set']}, minimal pairs whose good sentence is likelier (%)"
     facts = [f"chance {CHANCE:.0f}"]
-    if accuracy["standard_error"] is not None:
-        facts.insert(0, f"± {accuracy['standard_error']:.1f} over the pairs")
-    return Card(f"{accuracy['value']:.1f}", what, "; ".join(facts))
+    if accuracy.standard_error is not None:
+        facts.insert(0, f"± {accuracy.standard_error:.1f} over the pairs")
+    return Card(f"{accuracy.value:.1f}", what, "; ".join(facts))
 
 
 # The held-out loss

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from model.errors import InputError
 from tasks.corpus.parts import TOTAL, document_at, row_name
-from tasks.glue.pair_scores import NORMAL, accuracy_of
+from tasks.glue.pair_scores import METRIC_WORDS, NORMAL, accuracy_of
 from tasks.reports.losses import nats, vocabularies_differ
 from tasks.reports.pairs import difference_of, read_pairs, right_in
-from tasks.reports.rows import METRIC_WORDS, ScoreRow
+from tasks.reports.rows import ScoreRow
 from tasks.reports.scores import COLUMNS, METRICS, glue_rows, label
 from tasks.store.artifacts import Artifact
 from tasks.store.manifests import verify, verify_files
@@ -151,7 +151,8 @@ def pair_row(name: str, tables: Sequence["pd.DataFrame"]) -> dict[str, str]:
     """The accuracies of two models on the same pairs, and their difference with its standard error, by both metrics."""
     row = {"pairs of": name}
     for metric, words in METRIC_WORDS.items():
-        of_a, of_b = (right_in(table, metric) for table in tables)
+        of_a = right_in(tables[0], metric)
+        of_b = right_in(tables[1], metric)
         difference = difference_of(of_b, of_a)
         if difference is None:
             raise InputError(

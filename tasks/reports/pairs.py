@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tasks.glue.pair_scores import EVERY, FILTERED, METRICS, PAIRS, Accuracy, accuracy_of, is_right
+from tasks.glue.pair_scores import EVERY, FILTERED, METRIC_WORDS, METRICS, PAIRS, Accuracy, accuracy_of, is_right
 from tasks.reports.markdown import Marked, escape, records, short
 from tasks.reports.published import BABYLM_2025, FULL, PUBLISHED_BLIMP
-from tasks.reports.rows import METRIC_WORDS, PairLine
+from tasks.reports.rows import PairLine
 from tasks.store.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -161,14 +161,6 @@ def right_in(table: "pd.DataFrame", metric: str) -> Right:
     return Right(is_right(table, metric), table["group"].to_numpy(), table["row"].to_numpy())
 
 
-def paired_difference(a: Sequence[PairedModel], b: Sequence[PairedModel]) -> Accuracy | None:
-    """The accuracy of models `a` less that of models `b`, with its standard error over the pairs that both scored.
-
-    Both are means over models. None if the models scored different pairs.
-    """
-    return difference_of(right_of(a), right_of(b))
-
-
 def difference_of(of_a: Right, of_b: Right) -> Accuracy | None:
     """The accuracy of one model less that of another, with its standard error; None if their pairs are not the same."""
     if not (np.array_equal(of_a.groups, of_b.groups) and np.array_equal(of_a.rows, of_b.rows)):
@@ -176,15 +168,15 @@ def difference_of(of_a: Right, of_b: Right) -> Accuracy | None:
     return accuracy_of(of_a.right - of_b.right, of_a.groups.tolist())
 
 
-def paired_halves(run: str, models: Mapping[str, Sequence[PairedModel]]) -> dict[str, float]:
+def paired_halves(run: str, rights: Mapping[str, Right]) -> dict[str, float]:
     """Half of the 95 % interval of the difference between a run and each other one, over the pairs that both scored.
 
-    `models`: those of each run, with one score.
+    `rights`: which pairs each run has right, by one score; empty for a score that is not of minimal pairs.
     """
     halves = {}
-    for other, theirs in models.items():
+    for other, theirs in rights.items():
         if other != run:
-            difference = paired_difference(models[run], theirs)
+            difference = difference_of(rights[run], theirs)
             if difference is not None:
                 halves[other] = difference.half()
     return halves

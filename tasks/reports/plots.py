@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tasks.glue.pair_scores import CHANCE, Accuracy
-from tasks.reports.rows import METRIC_WORDS, Bar, PairLine, ScoreRow, StudyScore
+from tasks.glue.pair_scores import CHANCE, METRIC_WORDS, Accuracy
+from tasks.reports.rows import Bar, PairLine, ScoreRow, StudyScore
 
 if TYPE_CHECKING:
     import pandas as pd

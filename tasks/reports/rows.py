@@ -107,13 +107,11 @@ LOSS = "nats_per_byte"  # the loss of a study's runs
 
 
 class PairLine(NamedTuple):
-    """A line of a picture of accuracies on minimal pairs: what of the set it is, and the accuracies by METRIC_WORDS."""
+    """A line of a picture of accuracies on minimal pairs: what of the set it is, and the accuracies by METRICS."""
 
     name: str
     accuracies: tuple[Accuracy, ...]
 
-
-METRIC_WORDS = {"original": "original", "within_word": "within word"}  # of minimal pairs
 
 # Studies
 
