@@ -214,6 +214,15 @@ def check_specials(folder: Path, specials: Specials) -> None:
             )
 
 
+def start_stats(model: Artifact) -> dict:
+    """The statistics of the model that a pretrained one began from; empty if it began from none."""
+    path = model.path / START_LINEAGE
+    if not path.exists():
+        return {}
+    before = json.loads(path.read_text(encoding="utf-8"))
+    return before.get(model.stats["start"]["name"], {}).get("stats", {})
+
+
 def architecture_of(model: Artifact) -> Architecture:
     """The architecture of a model."""
     from model.layouts import read_config

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from tasks.adopt import START_LINEAGE
+from tasks.adopt import start_stats
 from tasks.glue.pair_scores import CHANCE, PAIR_METRIC
 from tasks.reports import law, pairs, plots
 from tasks.reports.losses import reads_no_context, text_doubt
@@ -211,12 +211,7 @@ def pretraining_results(member: Member) -> dict[str, Any]:
 
 def has_new_head(model: Artifact) -> bool:
     """Whether a model began from an encoder without a head that predicts masked words, and got a new one."""
-    path = model.path / START_LINEAGE
-    if not path.exists():
-        return False
-    before = json.loads(path.read_text(encoding="utf-8"))
-    start = before.get(model.stats["start"]["name"], {})
-    return bool(start.get("stats", {}).get("new_head"))
+    return bool(start_stats(model).get("new_head"))
 
 
 def scores_in(report: Artifact) -> tuple[float | None, list[ScoreRow]]:

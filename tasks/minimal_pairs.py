@@ -17,6 +17,7 @@ from pydantic import Field
 
 from model.errors import InputError
 from model.wording import counted
+from tasks.adopt import start_stats
 from tasks.corpus.containers import Encoding
 from tasks.glue import pairs as sets
 from tasks.glue.pair_scores import PAIRS, statistics
@@ -91,7 +92,7 @@ class PairsRun(PairSet, Params, frozen=True, extra="forbid"):
         return PairSet(**self.model_dump(include={*PairSet.model_fields}))
 
 
-@stage(version=1, resumes=True)
+@stage(version=2, resumes=True)
 def minimal_pairs(params: PairsRun, model: Artifact, out: Path) -> dict:
     """Score both sentences of every pair, and count how often the good one is likelier."""
     refuse_new_head(model)
@@ -122,11 +123,11 @@ def refuse_new_head(model: Artifact) -> None:
 def trained_before(model: Artifact) -> Literal["cls", "sep"]:
     """The special token before the documents that a model was trained on.
 
-    cram's sequences have [SEP] between documents. Public models were trained with [CLS] before each text.
+    cram's sequences have [SEP] between documents. Public models were trained with [CLS] before each text, and so were
+    those that began from one.
     """
-    first = model.stats.get("start") or {}
-    names = [model.stats.get("public"), first.get("public")]
-    return "cls" if any(names) else "sep"
+    is_public = "public" in model.stats or "public" in start_stats(model)
+    return "cls" if is_public else "sep"
 
 
 def facts_of(table: "pd.DataFrame") -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Minimal pairs: scores that equal a naive loop in transformers, accuracies, sets of pairs, and the stage."""
 
+import json
 import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -19,11 +21,14 @@ from model import export, likelihood, machine
 from model.errors import InputError, Unreachable
 from model.settings import Architecture
 from tasks import minimal_pairs as stage_module
+from tasks.adopt import START_LINEAGE
 from tasks.decontaminate import Decontaminate, decontaminate
 from tasks.glue import pair_scores, pairs
 from tasks.glue.data import hub_problem
 from tasks.glue.pairs import PairSet
 from tasks.minimal_pairs import MinimalPairs, PairsRun, encode, minimal_pairs
+from tasks.reports.pairs import babylm_table
+from tasks.reports.published import BABYLM_2025, PUBLISHED_BLIMP
 from tasks.store.artifacts import WORK, draft_of
 from tasks.text.tokenizer import CLS, MASK, SEP
 
@@ -209,6 +214,32 @@ def test_a_model_trained_by_cram_has_sep_before_a_sentence(model, tmp_path: Path
     path = set_of(tmp_path, sentences_from(6, 4), sentences_from(7, 4))
     assert minimal_pairs.fn(PairsRun(data=str(path)), model).stats["before"] == "sep"
     assert minimal_pairs.fn(PairsRun(data=str(path), before="cls"), model).stats["before"] == "cls"
+
+
+@pytest.mark.parametrize(("first", "before"), [({"public": "x/y"}, "cls"), ({"adopted": True}, "sep")])
+def test_a_model_that_began_from_a_public_one_has_cls_before_a_sentence(
+    tmp_path: Path, first: dict, before: str
+) -> None:
+    name = "pretrain/0123456789ab"
+    (tmp_path / START_LINEAGE).write_text(json.dumps({name: {"stats": first}}), encoding="utf-8")
+    began = SimpleNamespace(path=tmp_path, stats={"start": {"name": name}})
+    assert stage_module.trained_before(began) == before
+
+
+def test_a_sample_of_blimp_stands_beside_the_scores_of_babylm() -> None:
+    scored = pd.DataFrame(
+        {
+            "group": ["a"] * 4, "field": ["f"] * 4, "good": list("stuv"), "bad": list("wxyz"), "filtered": [True] * 4,
+            "permutation": [False] * 4, "same_tokens": [False] * 4,
+        }
+    )  # fmt: skip
+    for metric in pair_scores.METRICS:
+        scored[f"good_{metric}"] = [1.0, 1.0, 1.0, 3.0]
+        scored[f"bad_{metric}"] = 2.0
+    table = babylm_table(pair_scores.statistics(scored, "BLiMP")["parts"][pair_scores.FILTERED])
+    known = [row.model for row in PUBLISHED_BLIMP if row.scorer == BABYLM_2025]
+    assert table[0]["accuracy"] == "25.0"
+    assert sorted(str(row["model"]).strip("*") for row in table[1:]) == sorted(known)
 
 
 def test_a_sample_is_of_each_group_and_the_same_each_time() -> None:

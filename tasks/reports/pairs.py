@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tasks.glue.pair_scores import EVERY, FILTERED, METRIC_WORDS, METRICS, PAIRS, Accuracy, accuracy_of, is_right
+from tasks.reports import published
 from tasks.reports.markdown import Marked, escape, records, short
 from tasks.reports.published import BABYLM_2025, FULL, PUBLISHED_BLIMP
 from tasks.reports.rows import PairLine
@@ -45,7 +46,7 @@ def section_of(stats: dict[str, Any]) -> dict[str, Any]:
 def babylm_table(filtered: dict[str, Any]) -> list[dict[str, Any]]:
     """Our score beside those of the BabyLM challenge by the same rule: the smaller track first, the best first."""
     rows: list[dict[str, Any]] = [{"model": Marked("**this run**"), "accuracy": f"{filtered[METRICS[0]]['value']:.1f}"}]
-    known = [row for row in PUBLISHED_BLIMP if row.scorer == BABYLM_2025 and row.pairs == filtered["pairs"]]
+    known = [row for row in PUBLISHED_BLIMP if row.scorer == BABYLM_2025 and row.pairs == published.FILTERED]
     for row in sorted(known, key=lambda row: (row.track, -row.score)):
         about = {
             "accuracy": f"{row.score:.1f}",
