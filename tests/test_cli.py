@@ -21,6 +21,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 from conftest import corpus_of, downloaded, filtered, tiny_override, write_jsonl
 from prefect.exceptions import ParameterTypeError
 from typer.testing import CliRunner
@@ -425,6 +426,11 @@ def test_recipes_and_stages_complete_and_are_named_in_the_help():
         shown = show(words[0], "--help")
         for name in (*STAGES, *(RECIPES if words[0] == "run" else ())):
             assert re.search(rf"[ :]{name}[,.]", shown), name
+
+
+def test_every_command_shows_its_help():
+    for command in typer.main.get_command(app).commands:
+        assert f"Usage: root {command} [OPTIONS]" in " ".join(show(command, "--help").split())
 
 
 def test_version_names_what_cram_computes_with():

@@ -14,7 +14,10 @@ EXAMPLE = "nyu-mll/blimp"
 def pairs(
     model: Annotated[str, typer.Argument(help="Pretrained model: pretrain/KEY, a key, `latest`, or a folder.")],
     data: Annotated[
-        str, typer.Argument(help="Minimal pairs: a file, a folder, or a data set of the hub (OWNER/NAME[/FOLDER]).")
+        str,
+        typer.Argument(
+            help="File or folder with minimal pairs, or a data set of the hub, OWNER/NAME or OWNER/NAME/FOLDER."
+        ),
     ] = EXAMPLE,
     per_group: Annotated[int, typer.Option(min=0, help="Pairs of each group, drawn at random. 0: all.")] = 0,
     before: Annotated[
