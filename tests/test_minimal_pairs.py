@@ -262,6 +262,54 @@ def test_files_of_a_folder_are_groups(tmp_path: Path) -> None:
     assert table["row"].tolist() == [0, 1, 2] * 2
 
 
+def test_a_group_is_the_path_of_the_folder_or_else_the_whole_name_of_the_file(tmp_path: Path) -> None:
+    names = ("en.wiki.csv", "en.news.csv.gz", "en/x/part-0.csv", "en/x/part-1.csv", "de/x/part-0.csv")
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame({"good": ["he sleeps"], "bad": ["he sleep"]}).to_csv(path, index=False)
+    table = pairs.read(PairSet(data=str(tmp_path)))
+    assert table["group"].tolist() == ["de/x", "en.news", "en.wiki", "en/x", "en/x"]
+
+
+def test_files_of_a_folder_that_are_hidden_or_about_the_data_are_no_pairs(tmp_path: Path) -> None:
+    for name in ("own.csv", "._own.csv", "dataset_infos.json", "README.md"):
+        (tmp_path / name).write_text("good,bad\nhe sleeps,he sleep\n", encoding="utf-8")
+    assert list(pairs.files_of(str(tmp_path))) == ["own.csv"]
+
+
+def test_a_row_is_refused_by_the_path_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "de").mkdir()
+    (tmp_path / "de" / "own.csv").write_text("good,bad\na,\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"de/own\.csv"):
+        pairs.read(PairSet(data=str(tmp_path)))
+
+
+def test_one_column_for_both_sentences_is_refused(tmp_path: Path) -> None:
+    path = set_of(tmp_path, ["he sleeps"], ["he sleep"])
+    with pytest.raises(InputError, match="column bad"):
+        pairs.read(PairSet(data=str(path), good="bad"))
+
+
+def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch) -> None:
+    set_of(tmp_path, ["he sleeps"], ["he sleep"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="data"):
+        pairs.read(PairSet(data=""))
+    assert len(pairs.read(PairSet(data="."))) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [("nyu-mll/blimp", "BLiMP"), ("a/en.pairs.tsv.gz", "en.pairs"), ("a/v1.2/", "v1.2"), ("a/..", "here")],
+)
+def test_a_set_has_the_name_of_its_file_or_folder(tmp_path: Path, monkeypatch, data: str, name: str) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert pairs.name_of(data) == name
+
+
 def test_columns_can_be_named(tmp_path: Path) -> None:
     path = tmp_path / "own.tsv"
     path.write_text("richtig\tfalsch\tthema\ner schläft\ter schlafen\tVerb\n", encoding="utf-8")

@@ -6,6 +6,7 @@ A pair is a row with two sentences. Rows may name a group, such as the grammatic
 import functools
 import hashlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,9 +19,9 @@ from pydantic import BaseModel
 
 from model.errors import InputError, Unreachable
 from tasks.corpus import hub
-from tasks.corpus.columns import choose, value_at
+from tasks.corpus.columns import choose, shown_name, value_at
 from tasks.corpus.containers import Encoding
-from tasks.corpus.kinds import ROWS, ending
+from tasks.corpus.kinds import ROWS, ending, layers, reason_to_skip
 from tasks.corpus.local import files_below
 from tasks.corpus.rows import gather, records
 from tasks.glue.data import hub_problem
@@ -68,12 +69,12 @@ class PairSet(BaseModel, frozen=True, extra="forbid"):
 
 def is_local(data: str) -> bool:
     """Whether the pairs are in a local file or folder. Raises InputError if they should be, and nothing is there."""
-    if Path(data).expanduser().exists():
+    if data and Path(data).expanduser().exists():  # "" would be the current folder
         return True
     if FILE.fullmatch(data) or data.count("/") == 0:
         raise InputError(
-            f"There is no file or folder {data}. Correct minimal_pairs.data, or name a data set of the hub, such as "
-            f"{HUB_BLIMP.repository}."
+            f"There is no file or folder {shown_name(data)}. Correct minimal_pairs.data, or name a data set of the "
+            f"hub, such as {HUB_BLIMP.repository}."
         )
     return False
 
@@ -104,8 +105,9 @@ def files_of(data: str) -> dict[str, Path]:
         return {folder.name: folder}
     found = {}
     for path in files_below(folder, hidden=False):
-        if ending(path.name) in ROWS:
-            found[path.relative_to(folder).as_posix()] = path
+        name = path.relative_to(folder).as_posix()
+        if ending(name) in ROWS and not reason_to_skip(name, extract=""):
+            found[name] = path
     if not found:
         raise InputError(
             f"{data} has no file with minimal pairs. Expected files that end in {', '.join(ROWS)}; correct "
@@ -164,8 +166,7 @@ def _read(pairs: PairSet, _identity: str) -> "pd.DataFrame":
     files = files_of(pairs.data)
     tables = []
     for name, path in files.items():
-        group = Path(name).parent.name or Path(name).name.split(".")[0]
-        tables.append(read_file(pairs, path, group))
+        tables.append(read_file(pairs, path, name))
     table = pd.concat(tables, ignore_index=True).sort_values("group", kind="stable", ignore_index=True)
     table.insert(2, "row", table.groupby("group").cumcount())
     if pairs.data == HUB_BLIMP.repository and digest_of(table) != BLIMP_DIGEST:
@@ -177,19 +178,32 @@ def _read(pairs: PairSet, _identity: str) -> "pd.DataFrame":
     return table
 
 
-def read_file(pairs: PairSet, path: Path, group: str) -> "pd.DataFrame":
-    """The pairs of a file. `group`: of rows that name none."""
+def read_file(pairs: PairSet, path: Path, where: str) -> "pd.DataFrame":
+    """The pairs of a file. `where`: its name in the set."""
     import pandas as pd
 
-    where = path.name
     numbers, rows = gather(records(path, where, pairs.encoding), where, "row", ", or set minimal_pairs.encoding")
     if not rows:
         raise InputError(f"{where} has no rows. Expected minimal pairs; correct minimal_pairs.data.")
     chosen = choose_columns(pairs, rows, where)
-    columns: dict[str, list] = {"group": [group] * len(rows), "field": [""] * len(rows)}
+    columns: dict[str, list] = {"group": [group_of(where)] * len(rows), "field": [""] * len(rows)}
     for name, column in chosen.items():
         columns[name] = [text_of(row, name, column, where, number) for number, row in zip(numbers, rows, strict=True)]
     return pd.DataFrame(columns)
+
+
+def group_of(name: str) -> str:
+    """The group of rows that name none: the folder of their file in the set, or else the file without its suffixes."""
+    folder = Path(name).parent.as_posix()
+    return stem_of(name) if folder == "." else folder
+
+
+def stem_of(name: str) -> str:
+    """The name of a file without the suffixes of its format and compression."""
+    whole = Path(name).name
+    if ending(whole) not in ROWS:
+        return whole
+    return Path(layers(whole).name).stem
 
 
 def choose_columns(pairs: PairSet, rows: list[dict], where: str) -> dict[str, str]:
@@ -201,6 +215,11 @@ def choose_columns(pairs: PairSet, rows: list[dict], where: str) -> dict[str, st
         column = choose(rows, asked, usual, where, f"Set minimal_pairs.{name} to the right one.", is_optional)
         if column:
             chosen[name] = column
+    if chosen["good"] == chosen["bad"]:
+        raise InputError(
+            f"{where}: the good and the bad sentence are both to be in column {shown_name(chosen['good'])}. Set "
+            "minimal_pairs.good and minimal_pairs.bad to two columns."
+        )
     return chosen
 
 
@@ -219,7 +238,7 @@ def name_of(data: str) -> str:
     """What reports call a set: BLiMP, or the name of its file, folder or data set."""
     if data.strip("/") == HUB_BLIMP.repository:
         return BLIMP
-    return Path(data).expanduser().name.split(".")[0]
+    return stem_of(os.path.abspath(Path(data).expanduser()))  # such as that of the current folder, if it is "."
 
 
 @functools.cache  # the answer enters a key, so it must stay the same throughout a run
