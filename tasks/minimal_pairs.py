@@ -92,7 +92,7 @@ class PairsRun(PairSet, Params, frozen=True, extra="forbid"):
         return PairSet(**self.model_dump(include={*PairSet.model_fields}))
 
 
-@stage(version=2, resumes=True)
+@stage(version=3, resumes=True)
 def minimal_pairs(params: PairsRun, model: Artifact, out: Path) -> dict:
     """Score both sentences of every pair, and count how often the good one is likelier."""
     refuse_new_head(model)
@@ -162,10 +162,13 @@ def score_pairs(table: "pd.DataFrame", model: Artifact, before: str, work: Path)
         found = likelihood.score_sentences(bert, sentences, first, here, bar.update, scores)
     check_finite(scores, model)
     of_sentences = {"tokens": sentences.lengths} | found
-    columns = {"same_tokens": same_tokens(sentences)}
+    same = same_tokens(sentences)
+    columns = {"same_tokens": same}
     for side, part in zip(sets.SIDES, (slice(len(table)), slice(len(table), None)), strict=True):
         for name, values in of_sentences.items():
             columns[f"{side}_{name}"] = values[part]
+    for name in likelihood.METRICS:  # computed in different batches, the same tokens may differ in the last digits
+        columns[f"bad_{name}"] = np.where(same, columns[f"good_{name}"], columns[f"bad_{name}"])
     return table.assign(**columns)
 
 
@@ -207,14 +210,19 @@ def check_lengths(sentences: "Sentences", texts: list[str], longest: int, model:
         text = texts[int(lengths.argmin())]
         raise InputError(
             f"{model} can't read {counted(int((lengths == 0).sum()), 'sentence')} of the pairs, such as {text!r}. Name "
-            "pairs in its script (minimal_pairs.data), or another model."
+            f"pairs in its script (minimal_pairs.data), or another model. {keep_model(model)}"
         )
     if lengths.max() > longest:
         text = texts[int(lengths.argmax())]
         raise InputError(
             f"A sentence has {lengths.max()} tokens, but {model} takes {longest}: {text[:SHOWN_CHARACTERS]!r} …. "
-            "Shorten it, or leave out its pair (minimal_pairs.data)."
+            f"Shorten it, or leave out its pair (minimal_pairs.data). {keep_model(model)}"
         )
+
+
+def keep_model(name: str) -> str:
+    """A sentence on how to score other pairs with the same model. `name`: of its artifact."""
+    return f"`cram pairs {name}`, or --use {name.replace('/', '=')} in a run, keeps the model; other pairs alone don't."
 
 
 def same_tokens(sentences: "Sentences") -> np.ndarray:

@@ -27,7 +27,7 @@ from tasks.glue import pair_scores, pairs
 from tasks.glue.data import hub_problem
 from tasks.glue.pairs import PairSet
 from tasks.minimal_pairs import MinimalPairs, PairsRun, encode, minimal_pairs
-from tasks.reports.pairs import babylm_table
+from tasks.reports.pairs import babylm_table, difference_of, lines_of, right_in
 from tasks.reports.published import BABYLM_2025, PUBLISHED_BLIMP
 from tasks.store.artifacts import WORK, draft_of
 from tasks.text.tokenizer import CLS, MASK, SEP
@@ -62,6 +62,16 @@ def set_of(folder: Path, good: list[str], bad: list[str], **columns: list[str]) 
     path = folder / "pairs.csv"
     pd.DataFrame({"good": good, "bad": bad, **columns}).to_csv(path, index=False)
     return path
+
+
+def scores_of(groups: list[str], good: list[float]) -> pd.DataFrame:
+    """Scored pairs of these groups, with these scores of the good sentences and 2 for the bad ones."""
+    names = {"group": groups, "field": "", "good": [f"good {n}" for n in range(len(groups))], "bad": "bad"}
+    scored = pd.DataFrame(names | {"permutation": False, "same_tokens": False})
+    for metric in pair_scores.METRICS:
+        scored[f"good_{metric}"] = good
+        scored[f"bad_{metric}"] = 2.0
+    return scored
 
 
 def naive_scores(folder: Path, texts: list[str], before: int) -> dict[str, list[float]]:
@@ -129,6 +139,26 @@ def test_the_standard_error_is_that_of_a_stratified_sample(rng: random.Random) -
     assert found.standard_error == pytest.approx(100 * math.hypot(*errors) / 2, abs=1e-4)
 
 
+def test_groups_that_differ_in_their_last_character_alone_are_two() -> None:
+    assert pair_scores.accuracy_of(np.array([1.0, 0.0, 0.0]), ["a", "a\0", "a\0"]).value == 50
+
+
+def test_a_field_named_as_a_part_hides_no_part() -> None:
+    scored = scores_of(["a", "b"], [1.0, 3.0]).assign(field=[pair_scores.EVERY, "other"])
+    stats = pair_scores.statistics(scored, "own")
+    assert [row["pairs"] for row in stats["table"]] == [2, 1, 1]
+    assert [line.name for line in lines_of(stats)] == [pair_scores.EVERY, pair_scores.EVERY, "other"]
+
+
+def test_models_are_compared_only_on_the_same_sentences() -> None:
+    scored = scores_of(["a", "a"], [1.0, 3.0])
+    other = scored.assign(good_original=[3.0, 3.0])
+    difference = difference_of(right_in(other, "original"), right_in(scored, "original"))
+    assert difference == pair_scores.Accuracy(50.0, 50.0)
+    changed = other.assign(bad=["w", "changed"])
+    assert difference_of(right_in(changed, "original"), right_in(scored, "original")) is None
+
+
 def test_a_group_with_one_pair_has_no_standard_error() -> None:
     assert pair_scores.accuracy_of(np.array([1.0, 0.0, 1.0]), ["a", "a", "b"]).standard_error is None
 
@@ -177,6 +207,20 @@ def test_the_stage_keeps_scores_from_which_its_accuracies_follow(model, tmp_path
         of_field = 100 * by_group[["x", "y"]].mean()
         assert made.stats["fields"]["f"][metric]["value"] == pytest.approx(of_field, abs=1e-3)
     assert kept["permutation"].all()
+
+
+def test_a_pair_of_one_sentence_is_a_tie_wherever_it_was_computed(model, tmp_path: Path, monkeypatch) -> None:
+    texts = sentences_from(8, 40)
+    path = set_of(tmp_path, texts, texts)
+    real = likelihood.Scorer.log_probabilities
+    noise = np.random.default_rng(0)  # as that of other kernels for other sizes of batches
+
+    def noisy(self, places, stops):
+        return real(self, places, stops) + noise.normal(0, 1e-6, len(places)).astype(np.float32)
+
+    monkeypatch.setattr(likelihood.Scorer, "log_probabilities", noisy)
+    stats = minimal_pairs.fn(PairsRun(data=str(path)), model).stats
+    assert stats["ties"] == dict.fromkeys(pair_scores.METRICS, 40)
 
 
 def test_an_interrupted_attempt_goes_on_and_scores_the_same(model, tmp_path: Path, monkeypatch) -> None:

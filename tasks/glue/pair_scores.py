@@ -51,7 +51,7 @@ def is_right(scored: "pd.DataFrame", metric: str) -> np.ndarray:
 
 def accuracy_of(right: np.ndarray, groups: Sequence[str] | np.ndarray) -> Accuracy:
     """The accuracy of pairs, or of their differences between two models. right: (pairs,), groups: that of each."""
-    _, numbers = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
+    _, numbers = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
     counts = np.bincount(numbers)
     means = np.bincount(numbers, right) / counts
     squares = np.bincount(numbers, (right - means[numbers]) ** 2)
@@ -83,20 +83,23 @@ def statistics(scored: "pd.DataFrame", name: str) -> dict[str, Any]:
         parts[FILTERED] = scored[scored["filtered"]]
     if permuted.any() and not permuted.all():
         parts |= {PERMUTED: scored[permuted], OTHERS: scored[~permuted]}
-    of_parts = {part: summary(rows) for part, rows in parts.items()}
-    fields = {str(field): summary(rows) for field, rows in scored.groupby("field") if field}
-    groups = {str(group): summary(rows) for group, rows in scored.groupby("group")}
-    return {
+    found: dict[str, Any] = {
         "set": name,
-        **of_parts[EVERY],
-        "parts": of_parts,
-        "fields": fields,
-        "by_group": groups,
+        "pairs": len(scored),
+        "groups": int(scored["group"].nunique()),
+        "parts": {part: summary(rows) for part, rows in parts.items()},
+        "fields": {str(field): summary(rows) for field, rows in scored.groupby("field") if field},
+        "by_group": {str(group): summary(rows) for group, rows in scored.groupby("group")},
         "ties": {metric: int((is_right(scored, metric) == 0.5).sum()) for metric in METRICS},
         "same_sentences": int((scored["good"] == scored["bad"]).sum()),
         "same_tokens": int(scored["same_tokens"].sum()),
-        "table": [row_of(part, about) for part, about in (of_parts | fields).items()],
     }
+    return found | {"table": [row_of(part, about) for part, about in parts_and_fields(found)]}
+
+
+def parts_and_fields(stats: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The names and accuracies of parts, then of fields, which users name: one may be named as a part is."""
+    return [*stats["parts"].items(), *stats["fields"].items()]
 
 
 def row_of(name: str, about: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,22 @@
 """Minimal pairs in reports and studies: tables, the picture's lines, and paired comparisons of models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tasks.glue.pair_scores import EVERY, FILTERED, METRIC_WORDS, METRICS, PAIRS, Accuracy, accuracy_of, is_right
+from tasks.glue.pair_scores import (
+    EVERY,
+    FILTERED,
+    METRIC_WORDS,
+    METRICS,
+    PAIRS,
+    Accuracy,
+    accuracy_of,
+    is_right,
+    parts_and_fields,
+)
+from tasks.glue.pairs import SIDES
 from tasks.reports import published
 from tasks.reports.markdown import Marked, escape, records, short
 from tasks.reports.published import BABYLM_2025, FULL, PUBLISHED_BLIMP
@@ -23,8 +34,7 @@ def accuracies_in(about: dict[str, Any]) -> tuple[Accuracy, ...]:
 
 def lines_of(stats: dict[str, Any]) -> list[PairLine]:
     """The lines of the picture of a set: its parts, then the fields."""
-    parts = stats["parts"] | stats["fields"]
-    return [PairLine(name, accuracies_in(about)) for name, about in parts.items()]
+    return [PairLine(name, accuracies_in(about)) for name, about in parts_and_fields(stats)]
 
 
 def section_of(stats: dict[str, Any]) -> dict[str, Any]:
@@ -38,8 +48,8 @@ def section_of(stats: dict[str, Any]) -> dict[str, Any]:
         "filtered": filtered,
         "babylm": records(babylm_table(filtered)) if filtered else "",
         "others": records(others_table(stats["parts"][EVERY])) if filtered else "",
-        "parts": records(table_of(stats["parts"] | stats["fields"], "pairs of")),
-        "groups": records(table_of(stats["by_group"], "group")),
+        "parts": records(table_of(parts_and_fields(stats), "pairs of")),
+        "groups": records(table_of(stats["by_group"].items(), "group")),
     }
 
 
@@ -77,10 +87,10 @@ def picture_name(name: str) -> str:
     return f"pairs-{''.join(letters)}.svg"
 
 
-def table_of(parts: dict[str, dict[str, Any]], title: str) -> list[dict[str, Any]]:
+def table_of(parts: Iterable[tuple[str, dict[str, Any]]], title: str) -> list[dict[str, Any]]:
     """A row for each part or group: how many groups and pairs it has, and its accuracies with their standard errors."""
     rows = []
-    for name, about in parts.items():
+    for name, about in parts:
         row: dict[str, Any] = {title: name}
         if title != "group":
             row["groups"] = about["groups"]
@@ -144,7 +154,7 @@ class Right(NamedTuple):
 
     right: np.ndarray  # (pairs,), the mean over models
     groups: np.ndarray  # (pairs,)
-    rows: np.ndarray  # (pairs,) their numbers in the groups
+    sentences: np.ndarray  # (pairs, 2) the good one and the bad one
 
 
 def right_of(models: Sequence[PairedModel]) -> Right:
@@ -159,12 +169,12 @@ def right_of(models: Sequence[PairedModel]) -> Right:
 
 def right_in(table: "pd.DataFrame", metric: str) -> Right:
     """Which of the scored pairs of a model are right."""
-    return Right(is_right(table, metric), table["group"].to_numpy(), table["row"].to_numpy())
+    return Right(is_right(table, metric), table["group"].to_numpy(), table[[*SIDES]].to_numpy())
 
 
 def difference_of(of_a: Right, of_b: Right) -> Accuracy | None:
     """The accuracy of one model less that of another, with its standard error; None if their pairs are not the same."""
-    if not (np.array_equal(of_a.groups, of_b.groups) and np.array_equal(of_a.rows, of_b.rows)):
+    if not (np.array_equal(of_a.groups, of_b.groups) and np.array_equal(of_a.sentences, of_b.sentences)):
         return None
     return accuracy_of(of_a.right - of_b.right, of_a.groups.tolist())
 
