@@ -56,7 +56,7 @@ class Report(Params):
     )
 
 
-@stage(version=14)
+@stage(version=15)
 def report(params: Report, runs: list[Artifact], judged: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)
@@ -217,7 +217,9 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
             "compared": comparison_rows(compared),
             "one_seed": all(one.row["seeds"] == 1 for one in compared),
             "has_partial": any(one.row["partial"] for one in compared),
-            "pair_sets": [section_of(judged) for judged in content["minimal_pairs"].values()],
+            "pair_sets": [
+                section_of(judged, number) for number, judged in enumerate(content["minimal_pairs"].values(), 1)
+            ],
             "rules": content["rules"],
             "curve": content["learning_curve"],
         }
@@ -317,8 +319,8 @@ def draw(content: dict, lineage: dict[str, dict], steps: dict[str, np.ndarray] |
     bars = funnel.bars(lineage)
     if bars:
         plots.funnel(bars, out / "funnel.svg")
-    for judged in content["minimal_pairs"].values():
-        plots.pairs(lines_of(judged), out / picture_name(judged["set"]))
+    for number, judged in enumerate(content["minimal_pairs"].values(), 1):
+        plots.pairs(lines_of(judged), out / picture_name(number))
     held = content["pretraining"].get("evaluations")
     if held:  # an adopted model has none
         draw_loss(held, steps, out / "loss.svg")

@@ -37,12 +37,12 @@ def lines_of(stats: dict[str, Any]) -> list[PairLine]:
     return [PairLine(name, accuracies_in(about)) for name, about in parts_and_fields(stats)]
 
 
-def section_of(stats: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of a set of pairs. `stats`: of its artifact."""
+def section_of(stats: dict[str, Any], number: int) -> dict[str, Any]:
+    """What the page shows of a set of pairs. `stats`: of its artifact; `number`: of its picture."""
     filtered = stats["parts"].get(FILTERED)
     return {
         "name": stats["set"],
-        "picture": picture_name(stats["set"]),
+        "picture": picture_name(number),
         "stats": stats,
         "all": stats["parts"][EVERY],
         "filtered": filtered,
@@ -81,10 +81,9 @@ def others_table(every: dict[str, Any]) -> list[dict[str, Any]]:
     return rows + list(of_model.values())
 
 
-def picture_name(name: str) -> str:
-    """The file of the picture of a set."""
-    letters = [letter if letter.isalnum() else "-" for letter in name.lower()]
-    return f"pairs-{''.join(letters)}.svg"
+def picture_name(number: int) -> str:
+    """The file of the picture of a set. Names of sets may be too long for a file's, or differ in capitals only."""
+    return f"pairs-{number}.svg"
 
 
 def table_of(parts: Iterable[tuple[str, dict[str, Any]]], title: str) -> list[dict[str, Any]]:
