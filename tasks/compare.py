@@ -83,7 +83,7 @@ class Compare(Params):
     fit: bool = False
 
 
-@stage(version=9)
+@stage(version=10)
 def compare(
     params: Compare,
     models: list[Artifact],

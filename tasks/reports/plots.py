@@ -353,7 +353,7 @@ def _explain_runs(axes: "Axes") -> None:
     """Add the marks of scores to the legend."""
     axes.plot([], [], "o", color=KEPT, markersize=6, label="score, 95 % interval")
     axes.plot([], [], "o", color=ACCENT, markersize=8, label="the best")
-    axes.plot([], [], color=INK, linewidth=1, linestyle=":", label="majority class or mean")
+    axes.plot([], [], color=INK, linewidth=1, linestyle=":", label="majority class, mean or chance")
 
 
 def _mark_runs(axes: "Axes", scores: Sequence[StudyScore], places: np.ndarray) -> None:
