@@ -7,7 +7,8 @@ one of the last two. A model is what find_model takes: a key, `latest`, a folder
 models that its training kept on its way. There are two tasks (edge probing, Tenney et al. 2019, arXiv 1905.06316):
 
     UPOS     the part of speech of a word, from its state
-    deprel   the label of its dependency, from its state and its head's side by side; roots, without head, are left out
+    deprel   the label of its dependency, with its subtype, from its state and its head's side by side; roots, which
+             have no head, are left out
 
 A word's state is the mean of its pieces' states, in the last layer or those of --layer (0: the embedding; before the
 last one, without the final norm). The encoder reads the treebank's words one sentence at a time, split into pieces as
@@ -436,7 +437,10 @@ def table(rows: list[dict], judged: list[str]) -> str:
 
 def not_negative(text: str) -> int:
     """A whole number, at least 0."""
-    return positive(text) if text.strip("+0") else 0
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
 
 
 def main() -> None:
