@@ -461,15 +461,15 @@ def main() -> None:
         here = machine.detect()
         cases = cases_of(given)
         treebank = read_treebank(given.treebank)
+        judged = [name for name in treebank if name != TRAIN]
         tasks = examples_by_task(treebank, here.device)
         if here.device.type == "cpu":
             machine.keep_heap()
         rows = []
         for case in cases:
             rows.append(measure(case, treebank, tasks, given.seeds, here))
-            print(f"{case.name}: {rows[-1]['seconds']:.0f} s", file=sys.stderr)
+            print(table(rows[-1:], judged), file=sys.stderr)
     rows += baselines(treebank, tasks)
-    judged = [name for name in treebank if name != TRAIN]
     sizes = {name: {"words": len(split.heads_W), "sentences": len(split.sentences)} for name, split in treebank.items()}
     about = common.about(here) | {"dtype": "float32"}
     counts = ", ".join(f"{name} {size['words']:,}" for name, size in sizes.items())
