@@ -138,9 +138,18 @@ class Rotation(nn.Module):
         places = slice(x_BSPNH.shape[1]) if positions_BS is None else positions_BS
         cosines = self.cosines[places].to(x_BSPNH.dtype)
         sines = self.sines[places].to(x_BSPNH.dtype)
-        # its two halves swapped; compiled for a CPU, `roll` would not be vectorised
-        other = x_BSPNH.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+        other = swap_halves(x_BSPNH, x_BSPNH.device.type)
         return torch.addcmul(x_BSPNH * cosines, other, sines)
+
+
+def swap_halves(x: Tensor, device: str) -> Tensor:
+    """(..., H): the second half of the last axis before the first.
+
+    Compiled for a CPU, `roll` would not be vectorised; for a GPU, it takes fewer instructions (docs/findings.md).
+    """
+    if device == "cpu":
+        return x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    return x.roll(x.shape[-1] // 2, dims=-1)
 
 
 class Attention(nn.Module):
@@ -183,15 +192,33 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """(B, S, D) to (B, S, D)."""
-        x = self.dense_in(x_BSD)
         if self.activation == "geglu":
-            x, gate = x.chunk(2, dim=-1)
+            x, gate = self.halves(x_BSD)
             x = F.gelu(x) * gate
         elif self.activation == "gelu":
-            x = F.gelu(x)
+            x = F.gelu(self.dense_in(x_BSD))
         else:
-            x = F.relu(x).square()
+            x = F.relu(self.dense_in(x_BSD)).square()
         return self.dense_out(x)
+
+    def halves(self, x_BSD: Tensor) -> tuple[Tensor, ...]:
+        """The two halves of the first layer's output, (B, S, `inner`) each.
+
+        They are one product. Compiled for a GPU they are two: torch's compiler would make one matrix of the gradients
+        of both halves in a kernel that computes each half at the places of the other too (docs/findings.md).
+        """
+        if not multiplies_by_halves(x_BSD.device.type):
+            return self.dense_in(x_BSD).chunk(2, dim=-1)
+        weights = self.dense_in.weight.chunk(2)
+        biases: tuple[Maybe, ...] = (None, None)
+        if self.dense_in.bias is not None:
+            biases = self.dense_in.bias.chunk(2)
+        return tuple(F.linear(x_BSD, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+
+
+def multiplies_by_halves(device: str) -> bool:
+    """Whether both halves of a GEGLU layer are products of their own: compiled for a GPU."""
+    return device != "cpu" and torch.compiler.is_compiling()
 
 
 class Convolution(nn.Module):

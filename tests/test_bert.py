@@ -391,6 +391,60 @@ def test_on_a_gpu_attention_is_that_of_torchs_kernel_which_is_given_everything(m
     assert all(one is other for one, other in zip(given, handed, strict=True))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_halves_are_swapped_forward_and_backward_the_way_of_either_device(device):
+    x = torch.arange(24.0).view(2, 2, 6).requires_grad_()
+    swapped = layers.swap_halves(x, device)
+    assert torch.equal(swapped, torch.cat([x[..., 3:], x[..., :3]], dim=-1))
+    slopes = torch.randn(2, 2, 6, generator=torch.Generator().manual_seed(0))
+    swapped.backward(slopes)
+    assert torch.equal(x.grad, torch.cat([slopes[..., 3:], slopes[..., :3]], dim=-1))
+
+
+# The feed-forward layer
+
+
+def geglu(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The formula, from the weights of the layer."""
+    wide = x @ weights["dense_in.weight"].T + weights.get("dense_in.bias", 0)
+    half = wide.shape[-1] // 2
+    gated = wide[..., :half] * 0.5 * (1 + torch.erf(wide[..., :half] / math.sqrt(2))) * wide[..., half:]
+    return gated @ weights["dense_out.weight"].T + weights.get("dense_out.bias", 0)
+
+
+def of_ffn(ffn: layers.FeedForward, x: torch.Tensor, forward) -> list[torch.Tensor]:
+    """The output, and the gradients of the inputs and weights."""
+    output = forward(x)
+    slopes = torch.linspace(-1, 1, output.numel()).view_as(output)
+    return [output, *torch.autograd.grad((output * slopes).sum(), [x, *ffn.parameters()])]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("by_halves", [False, True])
+def test_both_ways_to_multiply_by_a_geglu_layer_give_the_formulas_outputs_and_gradients(monkeypatch, bias, by_halves):
+    monkeypatch.setattr(layers, "multiplies_by_halves", lambda device: by_halves)
+    ffn = roughen(layers.FeedForward(changed(PAPER, bias=bias)))
+    x = torch.randn(3, 5, PAPER.hidden, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    weights = dict(ffn.named_parameters())
+    expected = of_ffn(ffn, x, lambda x: geglu(weights, x))
+    for found, correct in zip(of_ffn(ffn, x, ffn), expected, strict=True):
+        torch.testing.assert_close(found, correct, rtol=1e-5, atol=1e-5 * correct.abs().max().item())
+
+
+@pytest.mark.parametrize(("device", "products"), [("cpu", 2), ("meta", 3)])
+def test_compiled_for_a_gpu_each_half_of_a_geglu_layer_is_a_product(device, products):
+    targets = []
+
+    def kept(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+        targets.extend(node.target for node in graph.graph.nodes)
+        return graph
+
+    ffn = layers.FeedForward(PAPER).to(device)
+    torch.compile(ffn, backend=kept, fullgraph=True, dynamic=False)(torch.empty(2, 3, PAPER.hidden, device=device))
+    assert targets.count(torch._C._nn.linear) == products
+    assert not layers.multiplies_by_halves(device)  # eager
+
+
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.001])
 def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(probability):
     torch.manual_seed(0)
