@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # cram of this che
 from model.errors import InputError  # before torch, as it sets how torch's threads wait
 
 # isort: split
+import card
 import torch
 from pydantic import ValidationError
 
@@ -63,6 +64,12 @@ def positive(text: str) -> int:
 
 SIZE_OPTIONS = {name: {"type": positive, "help": "instead of the recipe's"} for name in (*SIZES, "vocabulary")}
 JSON_OPTION = {"type": Path, "help": "where to write all numbers as JSON"}
+
+
+def measure_with(script: Callable[[], None], *options: object) -> None:
+    """Run the `main` of another script with these options."""
+    sys.argv = [script.__module__, *map(str, options)]
+    script()
 
 
 @contextmanager
@@ -161,3 +168,34 @@ def write_json(path: Path | None, content: dict) -> None:
         half = path.with_name(f"{path.name}.half")
         half.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         half.replace(path)
+
+
+def keep(folder: Path, part: str, about: dict, make: Callable[[], dict]) -> dict:
+    """The row of a case: from the folder, or made, and written there with its seconds and the card's numbers.
+
+    A failure is its `problem`, and is tried again the next time. The row is printed.
+    """
+    path = folder / f"{part}-{digest(about)}.json"
+    if not path.exists() or "problem" in read_json(path):
+        began = time.perf_counter()
+        with card.watched() as seen:
+            try:
+                row = make()
+            except RuntimeError as error:  # of the compiler, or a full GPU
+                row = {"right": False, "problem": f"{type(error).__name__}: {error}".splitlines()[0]}
+        write_json(path, about | row | {"took_seconds": time.perf_counter() - began} | seen)
+    row = read_json(path)
+    print(", ".join(f"{name} {shown(value)}" for name, value in row.items() if value is not None), flush=True)
+    return row
+
+
+def shown(value: object) -> str:
+    """A number with four digits, or whatever else."""
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{name} {shown(inner)}" for name, inner in value.items()) + ")"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def read_json(path: Path) -> Any:
+    """What a file says."""
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -33,6 +33,7 @@ from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
+import card
 import common
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from common import CpuClock, aligned, cell, positive, spread
 
 from model import export, heldout, machine
 from model.bert import Bert
-from model.checkpoint import CHECKPOINT
+from model.checkpoint import CHECKPOINT, METRICS
 from model.clock import Clock
 from model.errors import InputError
 from model.heldout import UNITS, Heldout
@@ -50,9 +51,11 @@ from model.settings import SPECIALS, Architecture, Training
 
 ROWS = 512  # sequences that enter the digest of the data
 RESULT = "result.json"
-MEASURED = {"seed", "tokens", "seconds", "evaluations", "heldout"}  # what differs between the seeds of a setting
+SPENT = ("tokens", "seconds", "compile_seconds", "evaluations")  # of a run's progress
+RATE = "tokens_per_second"  # the median of all steps
+MEASURED = {"seed", "heldout", "card", RATE, *SPENT}  # what differs between the seeds of a setting
 FIXED = ("architecture", "budget_unit", "seed")  # what `--set` can't change
-BUDGETS = ("tokens", "hours", "flops", "cpu_seconds")
+BUDGETS = ("tokens", "hours", "epochs", "flops", "cpu_seconds")
 TENTHS = [number / EVALUATIONS for number in range(EVALUATIONS + 1)]
 AXES = ("tokens", "operations", "seconds")
 
@@ -141,16 +144,23 @@ def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder:
             print(f"{name}, seed {training.seed}: {min(fraction, 1):.0%} of the budget, {note}", file=sys.stderr)
 
     try:
-        spent = Pretraining(bert, training, shuffled, here, home).run(report)
+        with card.watched() as seen:
+            spent = Pretraining(bert, training, shuffled, here, home).run(report)
     except InputError as error:
         raise InputError(f"{name}, seed {training.seed}: {error}") from error
     if keep:
         export.save(bert, home)
-    result = about | {"tokens": spent.tokens, "seconds": spent.seconds, "evaluations": spent.evaluations}
+    result = about | {name: getattr(spent, name) for name in SPENT} | {RATE: median_rate(home), "card": seen}
     result["heldout"] = measured(bert, corpus.heldout, SPECIALS.mask, here)
     common.write_json(home / RESULT, result)
     (home / CHECKPOINT).unlink()
     return result
+
+
+def median_rate(home: Path) -> float:
+    """The median of a run's steps, tokens per second: neither compiling nor the first steps count."""
+    lines = (home / METRICS).read_text(encoding="utf-8").splitlines()
+    return statistics.median(json.loads(line)[RATE] for line in lines)
 
 
 def beside(texts: list[str], first: dict, held: Heldout, seeds: int) -> dict[str, list[dict]]:

@@ -152,7 +152,7 @@ def score_pairs(table: "pd.DataFrame", model: Artifact, before: str, work: Path)
 
     texts = [*table["good"], *table["bad"]]
     bert = export.load(model.path, HEADS)
-    sentences = encode(texts, model)
+    sentences = encode(texts, model.path)
     check_lengths(sentences, texts, bert.length - likelihood.FRAME, model.name)
     first = getattr(bert.specials, before)
     here = machine.detect()
@@ -188,11 +188,11 @@ def check_finite(scores: np.ndarray, model: Artifact) -> None:
         raise InputError(f"{model.name} gives scores that are not finite, so it can't judge sentences. Train it again.")
 
 
-def encode(texts: list[str], model: Artifact) -> "Sentences":
-    """The tokens of sentences, and the number of the word of each."""
+def encode(texts: list[str], folder: Path) -> "Sentences":
+    """The tokens of sentences, and the number of the word of each. folder: with the tokenizer."""
     from model.likelihood import Sentences  # loads torch
 
-    tokenizer = load_tokenizer(model.path)
+    tokenizer = load_tokenizer(folder)
     tokens = [np.zeros(0, np.int64)]
     words = [np.zeros(0, np.int64)]
     sizes = []

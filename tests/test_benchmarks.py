@@ -3,24 +3,30 @@
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import store_of_its_own, toy_tokens, write_jsonl
+from conftest import store_of_its_own, toy_model, toy_tokens, write_jsonl
+from test_minimal_pairs import MODERN, sentences_from
 from torch.utils.flop_counter import FlopCounterMode
 
 from model import masking
+from model.errors import InputError
 from model.finetuning import Examples
 from model.heldout import Heldout
 from model.machine import Machine
 from model.settings import Architecture, Finetuning, Training
+from tasks.minimal_pairs import PairsRun, minimal_pairs
+from tasks.reports.published import SMALL, TEST
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
@@ -35,7 +41,11 @@ from model import machine
 machine.MATRIX_SIDE = {"cpu": 64}  # measuring larger products takes seconds
 for script, *arguments in json.loads(sys.argv[1]):
     sys.argv = [script, *map(str, arguments)]
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code != 1:  # of a call that was stopped
+            raise
 """
 SIZES = {"layers": 1, "hidden": 16, "heads": 2, "intermediate": 48}
 SIZE_OPTIONS = [word for name, size in SIZES.items() for word in (f"--{name}", size)]
@@ -69,6 +79,16 @@ def glue(kind: type, seed: int) -> Examples:
     return Examples.of([[2, 10 + x, *random.integers(20, 40, 5), 3] for x in labels], labels.astype(kind))
 
 
+def pairs(folder: Path) -> None:
+    """Packed minimal pairs of two groups, as `gpu.py pack` writes them."""
+    tokens = np.random.default_rng(0).integers(20, 40, 12 * 5)
+    parts = {"part/all": np.ones(6, bool), "part/some": np.arange(6) < 3}
+    ends = np.arange(5, 61, 5)
+    np.savez(
+        folder / "pairs.npz", tokens=tokens, words=tokens // 2, ends=ends, groups=np.array(list("abcabc")), **parts
+    )
+
+
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """What the scripts `said` and wrote to the `folder` on a machine without those packages, in one process."""
@@ -76,9 +96,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     (folder / "sitecustomize.py").write_text(BARE)
     data, packed, gpu = tokenized(folder / "data"), folder / "packed", folder / "gpu"
     packed.mkdir()
+    pairs(packed)
     arrays = {
         f"{task}/{split}/{name}": getattr(glue(kind, seed), name)
-        for task, kind in {"cola": np.int64, "stsb": np.float64}.items()
+        for task, kind in {"sst2": np.int64, "mrpc": np.int64, "stsb": np.float64}.items()
         for seed, split in enumerate(("train", "validation"))
         for name in ("tokens", "ends", "labels")
     }
@@ -88,8 +109,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         ["--batch", 4, "--steps", 3, "--rounds", 2],
         [f"frontier.architecture.{n}={v}" for n, v in SIZES.items()],
     )
-    short = ["cram", "--data", packed, "--recipe", "frontier", "--minutes", 0.04]
-    short += ["--set", "frontier.batch_size=8", *sizes]
+    tiny_model = ["--data", packed, "--recipe", "frontier", "--set", "frontier.batch_size=8", *sizes, "--budget"]
+    short = ["cram", *tiny_model, "0.04 minutes"]
     tuning = ["--data", packed, "--recipe", "frontier", "--seeds", 1, "--epochs", 10, "--rate", 0.01]
     parts = [
         ["pack", "--tokenized", data, "--data", packed, "--tokens", 100 * LENGTH],
@@ -101,14 +122,19 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         short,
         ["glue", *tuning],
         ["glue", *tuning],
+        ["blimp", "--data", packed],
+        ["states", *tiny_model, "4000 tokens"],
+        ["time-to", *tiny_model, "0.5 seconds", "1 second", "--epochs", 1],
     ]
+    away = [["cram", *tiny_model, "4000 tokens", "--apart"], ["wait", "--every", 0.2], ["blimp", "--data", packed]]
     commands = [
         ["train.py", *tiny, *RECIPES, "--peers", *turns, "--json", folder / "speed.json"],
         ["recipes.py", *race(data, folder / "race")],
         *(["gpu.py", "--folder", gpu, *part] for part in parts),
+        *(["gpu.py", "--folder", folder / "apart", *part] for part in away),
     ]
     program = [sys.executable, "-c", IN_TURN, json.dumps(commands, default=str)]
-    env = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{FOLDER.parent}"}
+    env = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{FOLDER.parent}", "CRAM_DTYPE": "bf16"}  # for `states`
     done = subprocess.run(program, env=env, cwd=FOLDER, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return SimpleNamespace(folder=folder, gpu=gpu, said=" ".join(done.stdout.split()))
@@ -129,6 +155,114 @@ def test_training_and_gpu_scripts_run_with_torch_alone(bare: SimpleNamespace):
     for pattern in ("speed-*.json", "attention-*.json", "finetuning-*.json", "frontier-*/result.json", "glue-*.json"):
         assert list(bare.gpu.glob(pattern)), pattern
     assert "The same command continues" in bare.said
+
+
+def test_training_in_a_process_of_its_own_is_waited_for(bare: SimpleNamespace):
+    [path] = (bare.folder / "apart").glob("frontier-*/result.json")
+    assert written(path)["tokens"] >= 4000
+    [path] = (bare.folder / "apart").glob("blimp-*.json")
+    assert written(path)["model"].startswith("frontier-")
+    assert {"all", "some"} <= set(written(path))
+    assert written(path)["clock_mhz"] is None
+
+
+def test_states_in_both_precisions_read_the_same_tokens_and_differ(bare: SimpleNamespace):
+    compared = written(bare.gpu / "states.json")["recipes"]
+    [[bf16], [fp32]] = (recipe["runs"] for recipe in compared.values())
+    assert bf16["tokens"] == fp32["tokens"]
+    assert bf16["evaluations"][0] == fp32["evaluations"][0] | {"seconds": bf16["evaluations"][0]["seconds"]}
+    assert bf16["heldout"]["nats_per_byte"] != fp32["heldout"]["nats_per_byte"]
+
+
+def test_packed_pairs_are_scored_as_the_stage_does_and_once(tmp_path: Path, toy_texts: list[str], monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    carried, gpu_models = importlib.import_module("carried"), importlib.import_module("gpu_models")
+    path = tmp_path / "pairs.csv"
+    good = sentences_from(1, 300)
+    bad = [*sentences_from(2, 150), *(" ".join(reversed(text.split())) for text in good[150:])]
+    groups = ["other"] * 150 + ["turned"] * 150
+    pd.DataFrame({"group": groups, "good": good, "bad": bad}).to_csv(path, index=False)
+    with store_of_its_own(tmp_path / "artifacts"):
+        tokens = toy_tokens(tmp_path, toy_texts)["tokens"]
+        model = toy_model(tokens, MODERN)
+        parts = minimal_pairs.fn(PairsRun(data=str(path), per_group=100), model).stats["parts"]
+        np.savez(tmp_path / "pairs.npz", **carried.encoded_pairs(tokens.path, path, 100, 30))
+        shutil.copytree(model.path, tmp_path / "gpu" / "one")
+    (tmp_path / "gpu" / "one" / "result.json").write_text(json.dumps({"recipe": "demo", "training": {"seed": 0}}))
+    given = SimpleNamespace(data=tmp_path, folder=tmp_path / "gpu", recipe=None)
+    gpu_models.blimp(given)
+    monkeypatch.setattr(gpu_models, "judge", None)
+    gpu_models.blimp(given)
+    [found] = (tmp_path / "gpu").glob("blimp-*.json")
+    assert {part: written(found)[part] for part in parts} == parts
+    assert len(parts) == 3
+    assert parts["all"]["original"] != parts["all"]["within_word"]
+
+
+def test_packed_files_travel_in_as_many_calls_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    carried = importlib.import_module("carried")
+    for name, size in {"a": 400_000, "b": 700_000, "c": 200_000, "d": 2_000_000, "e": 1}.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    calls = carried.by_call(tmp_path, megabytes=1)
+    assert ["".join(path.name for path in files) for files in calls] == ["a", "bc", "d", "e"]
+
+
+def test_a_task_is_passed_at_the_seconds_of_the_first_budget_with_its_scores(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    gpu_models = importlib.import_module("gpu_models")
+    budgets = []
+
+    def pretrain(given: SimpleNamespace, budget: str, folder: Path, _: list[str]) -> None:
+        budgets.append(budget)
+        amount, _ = gpu_models.budget_of(budget)
+        for seed in (0, 1):
+            home = folder / f"{len(budgets)}-{seed}"
+            home.mkdir()
+            training = {"seed": seed, "budget": amount}
+            result = {"recipe": "pocket", "training": training, "seconds": 3600 * amount + 1}
+            (home / "result.json").write_text(json.dumps(result))
+
+    def score(home: Path, *_: object) -> dict[str, float]:
+        number, seed = map(int, home.name.split("-"))
+        return dict.fromkeys(("accuracy", "f1", "correlation"), 90.0 if number > seed else 60.0)
+
+    monkeypatch.setattr(gpu_models, "pretrain", pretrain)
+    monkeypatch.setattr(gpu_models, "score", score)
+    monkeypatch.setattr(gpu_models.carried, "read_examples", lambda _: dict.fromkeys(gpu_models.BERT_MINI))
+    given = {"folder": tmp_path, "data": tmp_path, "recipe": ["pocket"], "epochs": None, "rate": None}
+    gpu_models.time_to(SimpleNamespace(**given, budget=["1 minute", "2 minutes", "4 minutes"]), [])
+    assert budgets == ["1 minute", "2 minutes"]
+    found = written(tmp_path / "time-to.json")["seconds"]
+    assert found == {task: {"seed 0": 61, "seed 1": 121} for task in gpu_models.BERT_MINI}
+    with pytest.raises(InputError, match="2 minutes, 1 minute"):
+        gpu_models.time_to(SimpleNamespace(**given, budget=["2 minutes", "1 minute"]), [])
+
+
+def test_the_goals_are_published_scores_that_no_constant_answer_has(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    gpu_models = importlib.import_module("gpu_models")
+    [row] = [row for row in SMALL if (row.model, row.split) == ("BERT-Mini", TEST)]
+    goals = gpu_models.BERT_MINI
+    assert goals["sst2"] == {"accuracy": row.scores["SST-2"]}
+    assert goals["stsb"] == {"correlation": row.scores["STS-B"]}
+    assert goals["mrpc"] == {"f1": row.scores["MRPC"], "accuracy": dict(row.others)["MRPC accuracy"]}
+    labels = np.arange(408) < 279  # as many as in MRPC's validation data
+    constant = gpu_models.scores(np.ones(408, int), labels.astype(int), 2)
+    assert constant["f1"] > goals["mrpc"]["f1"]
+    assert not gpu_models.passes({"task": "mrpc", **constant})
+
+
+def test_the_card_is_watched_by_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    card = importlib.import_module("card")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '1980, 612.5, 31000, [N/A]'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with card.watched() as seen:
+        pass
+    assert seen == {"clock_mhz": 1980, "watts": 612.5, "memory_mib": 31000, "celsius": None}
 
 
 def test_the_benchmarks_assume_what_the_stages_do(monkeypatch: pytest.MonkeyPatch):

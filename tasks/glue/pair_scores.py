@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tasks.glue.pairs import permuted_groups
-
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -26,6 +24,7 @@ EVERY = "all"
 FILTERED = "BabyLM's blimp_filtered"
 PERMUTED = "groups of permutations"
 OTHERS = "other groups"
+MOSTLY = 0.5  # share of permutations from which on a group counts as one of permutations
 
 
 class Accuracy(NamedTuple):
@@ -69,25 +68,45 @@ def main_accuracy(stats: dict[str, Any]) -> Accuracy:
 
 def summary(scored: "pd.DataFrame") -> dict[str, Any]:
     """The accuracies of some pairs by both metrics, and how many pairs and groups these are."""
-    found: dict[str, Any] = {"pairs": len(scored), "groups": int(scored["group"].nunique())}
+    right = {metric: is_right(scored, metric) for metric in METRICS}
+    return summarize(right, scored["group"].to_numpy())
+
+
+def summarize(right: dict[str, np.ndarray], groups: np.ndarray) -> dict[str, Any]:
+    """The same of pairs in arrays. right: (pairs,) by metric, as `is_right`; groups: (pairs,) that of each."""
+    found: dict[str, Any] = {"pairs": len(groups), "groups": len(set(groups))}
     for metric in METRICS:
-        found[metric] = accuracy_of(is_right(scored, metric), scored["group"])._asdict()
+        found[metric] = accuracy_of(right[metric], groups)._asdict()
     return found
+
+
+def permuted_groups(table: "pd.DataFrame") -> set[str]:
+    """The groups most of whose pairs are a `permutation`: frequencies of words can't decide these."""
+    shares = table.groupby("group")["permutation"].mean()
+    return set(shares.index[shares >= MOSTLY])
+
+
+def parts_of(table: "pd.DataFrame") -> dict[str, np.ndarray]:
+    """(pairs,) whether a pair is in a part of its set, by the name of the part.
+
+    table: the pairs of a set, with `group`, `permutation`, and `filtered` if BabyLM leaves some of them out.
+    """
+    parts = {EVERY: np.ones(len(table), dtype=bool)}
+    if "filtered" in table:
+        parts[FILTERED] = table["filtered"].to_numpy(dtype=bool)
+    is_permuted = table["group"].isin(permuted_groups(table)).to_numpy()
+    if is_permuted.any() and not is_permuted.all():
+        parts |= {PERMUTED: is_permuted, OTHERS: ~is_permuted}
+    return parts
 
 
 def statistics(scored: "pd.DataFrame", name: str) -> dict[str, Any]:
     """What the stage returns of scored pairs. `name`: of the set."""
-    permuted = scored["group"].isin(permuted_groups(scored))
-    parts = {EVERY: scored}
-    if "filtered" in scored:
-        parts[FILTERED] = scored[scored["filtered"]]
-    if permuted.any() and not permuted.all():
-        parts |= {PERMUTED: scored[permuted], OTHERS: scored[~permuted]}
     found: dict[str, Any] = {
         "set": name,
         "pairs": len(scored),
         "groups": int(scored["group"].nunique()),
-        "parts": {part: summary(rows) for part, rows in parts.items()},
+        "parts": {part: summary(scored[rows]) for part, rows in parts_of(scored).items()},
         "fields": {str(field): summary(rows) for field, rows in scored.groupby("field") if field},
         "by_group": {str(group): summary(rows) for group, rows in scored.groupby("group")},
         "ties": {metric: int((is_right(scored, metric) == 0.5).sum()) for metric in METRICS},

@@ -47,7 +47,6 @@ USUAL = {  # names of columns, in small letters; those of BLiMP first
 }
 SIDES = ("good", "bad")
 OPTIONAL = ("group", "field")
-MOSTLY = 0.5  # share of permutations from which on a group counts as one of permutations
 log = logging.getLogger(__name__)
 
 
@@ -293,12 +292,6 @@ def words_of(sentence: str) -> Counter[str]:
     """How often each word is in a sentence, without capitals and punctuation."""
     found = WORD.findall(sentence.lower())
     return Counter(word for word in found if any(map(str.isalnum, word)))
-
-
-def permuted_groups(table: "pd.DataFrame") -> set[str]:
-    """The groups most of whose pairs are a `permutation`: frequencies of words can't decide these."""
-    shares = table.groupby("group")["permutation"].mean()
-    return set(shares.index[shares >= MOSTLY])
 
 
 def draw(table: "pd.DataFrame", most: int) -> "pd.DataFrame":
