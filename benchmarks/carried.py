@@ -1,13 +1,14 @@
 """What travels to a machine without a network: `pack` writes it, with all of cram's packages; the rest reads it there.
 
-sequences-NNN.npy.xz  training text: sequences of token ids, of a tokenize stage
-heldout.npz           its held-out text, as the stage has it
-stage.json            how many sequences there are, and the entries of the vocabulary
-glue.npz              the encoded examples of tasks: NAME/SPLIT/ARRAY
-pairs.npz             the encoded sentences of a set of minimal pairs, and which pairs are in which part of the set
+heldout.npz             the held-out text of a tokenize stage, as it wrote it
+stage.json              how many sequences there are, and the entries of the vocabulary
+glue.npz                the encoded examples of tasks: NAME/SPLIT/ARRAY
+pairs.npz               the encoded sentences of a set of minimal pairs, and which pairs are in which part of the set
+N/sequences-NNN.npy.xz  training text: sequences of token ids; a folder for each call in which they travel
 """
 
 import argparse
+import io
 import lzma
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from model.likelihood import FRAME, Sentences
 from model.settings import Finetuning
 
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")
-ROWS_A_FILE = 1 << 17  # sequences; some 15 MB of 128 tokens each
+ROWS_A_FILE = 1 << 15  # sequences; some 4.5 MB of 128 tokens each
 # tokens are two bytes each; one byte of context before them says little
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0, "lp": 1, "pb": 1}]
 GLUE, PAIRS, STAGE = "glue.npz", "pairs.npz", "stage.json"
@@ -50,27 +51,35 @@ def pack(given: argparse.Namespace) -> None:
     if given.pairs:
         most = corpus.length - FRAME
         np.savez_compressed(given.data / PAIRS, **encoded_pairs(given.tokenized, given.pairs, given.per_group, most))
-    for number, first in enumerate(range(0, count, ROWS_A_FILE)):
-        with lzma.open(given.data / f"sequences-{number:03}.npy.xz", "wb", filters=FILTERS) as file:
-            np.save(file, corpus.sequences[rows[first : first + ROWS_A_FILE]])
+    small = sorted(given.data.glob("*.*"))
+    calls = write_sequences(given, corpus.sequences, rows, sum(path.stat().st_size for path in small))
     print(f"{count * corpus.length:,} tokens and {len(corpus.heldout.documents):,} held-out documents")
-    for number, files in enumerate(by_call(given.data, given.call_megabytes), start=1):
-        size = sum(path.stat().st_size for path in files) / 1e6
-        print(f"call {number}, {size:.1f} MB: {' '.join(map(str, files))}")
+    for folder, size in calls.items():
+        travels = [*small, folder] if folder.name == "1" else [folder]
+        print(f"call {folder.name}, {size / 1e6:.1f} MB: {' '.join(map(str, travels))}")
 
 
-def by_call(folder: Path, megabytes: float) -> list[list[Path]]:
-    """The files of a folder in their order, as many together as fit in a call, or one that is larger."""
-    calls: list[list[Path]] = [[]]
-    size = 0
-    for path in sorted(folder.iterdir()):
-        bytes_of_file = path.stat().st_size
-        if calls[-1] and size + bytes_of_file > 1e6 * megabytes:
-            calls.append([])
-            size = 0
-        calls[-1].append(path)
-        size += bytes_of_file
-    return calls
+def write_sequences(
+    given: argparse.Namespace, sequences: np.ndarray, rows: np.ndarray, first_has: int
+) -> dict[Path, int]:
+    """Write rows of the sequences into a folder for each call. Returns the bytes of each call by its folder.
+
+    first_has: bytes of what travels in the first call besides.
+    """
+    folder = given.data / "1"
+    sizes = {folder: first_has}
+    folder.mkdir(exist_ok=True)
+    for number, first in enumerate(range(0, len(rows), ROWS_A_FILE)):
+        packed = io.BytesIO()
+        with lzma.open(packed, "wb", filters=FILTERS) as file:
+            np.save(file, sequences[rows[first : first + ROWS_A_FILE]])
+        if sizes[folder] + packed.tell() > 1e6 * given.call_megabytes:
+            folder = given.data / str(len(sizes) + 1)
+            folder.mkdir(exist_ok=True)
+            sizes[folder] = 0
+        (folder / f"sequences-{number:03}.npy.xz").write_bytes(packed.getvalue())
+        sizes[folder] += packed.tell()
+    return sizes
 
 
 def encoded(tokenized: Path, data: Path, tasks: list[str], most: int) -> dict[str, np.ndarray]:

@@ -1,28 +1,73 @@
 """Everything that is to be measured on a GPU, in calls of less than ten minutes each. Results gather in one folder.
 
-    python benchmarks/gpu.py pack --tokenized artifacts/tokenize/latest --glue GLUE_DIR --data carried --folder gpu
-    python benchmarks/gpu.py correctness --folder gpu
-    python benchmarks/gpu.py speed --folder gpu
-    python benchmarks/gpu.py attention --folder gpu
-    python benchmarks/gpu.py finetuning --folder gpu
-    python benchmarks/gpu.py cram --data carried --minutes 30 --folder gpu
-    python benchmarks/gpu.py glue --data carried --task cola mrpc --folder gpu
+    python benchmarks/gpu.py pack --tokenized artifacts/tokenize/latest --data build/text --folder build/gpu
+    python benchmarks/gpu.py PART --folder build/gpu [--data build/text] [--recipe NAME ...]
 
 Needs torch, numpy, safetensors and pydantic; `pack`, which needs all of cram's packages, brings the data to a machine
-without a network. A call stops after nine minutes, or --stop-after (0: never). What is in the folder is not measured
-again, so the same call continues: `cram` within a run, all others with the next case. Other options are handed on to
-the scripts. Without a GPU all of it runs on the CPU, much slower.
+without a network, and prints which files travel in which call. A call stops after nine minutes, or --stop-after (0:
+never), with exit status 1. What is in the folder is not measured again, so the same call continues: within a run where
+a part pretrains, all others with the next case. Other options are handed on to the scripts. Without a GPU all of it
+runs on the CPU, much slower. Every result has its seconds, and the medians of the card's clock, power, memory and
+temperature, which are null without nvidia-smi.
 
 correctness  gradients of every layout beside the CPU's in fp32, eager and compiled, in each precision (correctness.py)
 speed        tokens/s, MFU and memory at full size, compiled (train.py); CRAM_MICRO_BATCH fixes the micro-batch
 attention    milliseconds of each of torch's kernels at full size, forward and backward; in training torch chooses
 finetuning   examples a second on inputs as long as CoLA's (finetune.py)
-cram         pretrains each recipe for the same minutes, always compiled, and measures its held-out loss (recipes.py)
+cram         pretrains each recipe with the same budget, always compiled, and measures its held-out loss (recipes.py)
 glue         finetunes the models of cram by their recipes and scores them on all validation examples. `correlation` is
-             Matthews's or Pearson's. Calls for different tasks may run side by side
+             Matthews's or Pearson's. Calls for different tasks may run side by side, but slow each other down
+blimp        scores the models of cram on minimal pairs, as the stage minimal_pairs does
+time-to      seconds of pretraining to BERT-Mini's scores: budgets that grow, each run from the start
+states       cram with the states between blocks in bf16 and in fp32, on the same tokens
+wait         prints the last step of a part that works --apart, every 20 s (--every), until that ends
 
 A `cram` that was stopped compiles again when it goes on, on its clock, a minute of every nine: compilation belongs to
-the budget. To compile once, give it a process that outlives the call (setsid nohup, --stop-after 0).
+the budget. With --apart a part works in a process of its own, which outlives the call and compiles once.
+
+THE PLAN, in order of use. Seconds are expected of an H100, after its start; nothing of it was measured there. Where
+masks fall, as in the recipes of BabyLM, the model is compiled five times, so short runs keep them. Batch and decay are
+`tuned` (flows/recipes/rules.py) for the tokens that such a card reads. Before it, on any machine: the recipes' text,
+and what travels, which is 56 MB a call beside the repository and pydantic's wheels.
+
+    cram run babylm --until tokenize …        # likewise babylm-small, and pocket-frontier with tokenize.max_sequences
+    G="python benchmarks/gpu.py"; P="--glue GLUE_DIR --pairs BLIMP --tokens 2e8 --stop-after 0 --folder build/gpu"
+    $G pack $P --tokenized TOKENIZE_DIR --data build/strict       # of babylm; likewise build/small, build/mini
+
+1. 150 s. Is the code right? The first files of build/strict travel along.
+
+    $G correctness --layout crammed-bert frontier --dtype fp32 bf16 --folder build/gpu
+
+2. 580 s. BabyLM strict in eight minutes of training, and BLiMP (60 s). This is all of fifteen minutes of device time.
+   With more: '14 minutes', batch_size=512, weight_decay=0.14, and in the next call `wait` and `blimp` again.
+
+    S="--set babylm.last_mask_fraction=null babylm.batch_size=256 babylm.weight_decay=0.13"
+    $G cram --recipe babylm --budget '8 minutes' $S --data build/strict --folder build/gpu --apart
+    $G wait --stop-after 9.5 --folder build/gpu && $G blimp --data build/strict --folder build/gpu
+
+3. 510 s. BabyLM strict-small: ten epochs, three seeds (60 s to compile, then 100 s a seed, and BLiMP 40 s a seed).
+
+    S="--set babylm-small.last_mask_fraction=null"
+    $G cram --recipe babylm-small --budget '10 epochs' --seeds 3 $S --data build/small --folder build/gpu-small --apart
+    $G wait --stop-after 9.5 --folder build/gpu-small && $G blimp --data build/small --folder build/gpu-small
+
+4. 900 s and more, in two calls or three. Seconds to BERT-Mini's scores. With --seeds 3, three times as long.
+
+    S="--set pocket-frontier.batch_size=512 pocket-frontier.weight_decay=0.1"
+    $G time-to $S --data build/mini --folder build/gpu-mini --apart; $G wait --stop-after 9.5 --folder build/gpu-mini
+
+5. 480 s. What states in bf16 gain and cost: 100 million tokens with each, 180 to 200 s, and compiling.
+
+    S="--set frontier.batch_size=256 frontier.weight_decay=0.32"
+    $G states --recipe frontier $S --data build/strict --folder build/gpu --apart; $G wait --folder build/gpu
+
+6. 45 minutes of training, then 25 of finetuning: the best recipe, beside the paper's for half of it.
+
+    S="--set frontier.batch_size=1024 frontier.weight_decay=0.13"
+    $G cram --recipe frontier --budget '30 minutes' $S --data build/strict --folder build/gpu --apart
+    $G wait --folder build/gpu                                     # again and again
+    $G cram --recipe crammed-bert --budget '15 minutes' --data build/strict --folder build/gpu --apart
+    $G glue --recipe frontier crammed-bert --data build/strict --folder build/gpu --apart     # three seeds of each task
 """
 
 import argparse
@@ -163,7 +208,7 @@ def options() -> argparse.ArgumentParser:
         pairs={"type": Path, "help": "of pack: minimal pairs, such as BLiMP"},
         per_group={"type": int, "default": 0, "help": "of pack: minimal pairs of each group; 0: all"},
         tokens={"type": float, "default": 6.5e7, "help": "of pack: at most this many tokens of training text"},
-        call_megabytes={"type": float, "default": 56.0, "help": "of pack: of the files that travel in one call"},
+        call_megabytes={"type": float, "default": 58.0, "help": "of pack: of what travels in one call"},
     )
     parser.add_argument("part", choices=PARTS)
     return parser

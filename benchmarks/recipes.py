@@ -63,7 +63,7 @@ AXES = ("tokens", "operations", "seconds")
 def read(folder: Path) -> Corpus:
     """What the tokenize stage has written, or `gpu.py pack`. Raises InputError where something is missing."""
     try:
-        packed = sorted(folder.glob("sequences-*.npy.xz"))
+        packed = sorted(folder.glob("**/sequences-*.npy.xz"), key=lambda path: path.name)
         if packed:
             sequences = np.concatenate([np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) for path in packed])
         else:

@@ -199,13 +199,19 @@ def test_packed_pairs_are_scored_as_the_stage_does_and_once(tmp_path: Path, toy_
     assert parts["all"]["original"] != parts["all"]["within_word"]
 
 
-def test_packed_files_travel_in_as_many_calls_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_packed_text_that_travels_in_several_calls_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(FOLDER)
-    carried = importlib.import_module("carried")
-    for name, size in {"a": 400_000, "b": 700_000, "c": 200_000, "d": 2_000_000, "e": 1}.items():
-        (tmp_path / name).write_bytes(bytes(size))
-    calls = carried.by_call(tmp_path, megabytes=1)
-    assert ["".join(path.name for path in files) for files in calls] == ["a", "bc", "d", "e"]
+    carried, recipes = importlib.import_module("carried"), importlib.import_module("recipes")
+    monkeypatch.setattr(carried, "ROWS_A_FILE", 10)
+    data = tokenized(tmp_path / "data")
+    given = {"tokenized": data, "data": tmp_path / "packed", "tokens": 1e9, "glue": None, "pairs": None}
+    carried.pack(SimpleNamespace(**given, call_megabytes=0.002))
+    assert np.array_equal(recipes.read(tmp_path / "packed").sequences, recipes.read(data).sequences)
+    [*_, last] = sorted(path for path in (tmp_path / "packed").iterdir() if path.is_dir())
+    assert last.name != "1"
+    shutil.rmtree(last)
+    with pytest.raises(InputError, match="expected 120 sequences"):
+        recipes.read(tmp_path / "packed")
 
 
 def test_a_task_is_passed_at_the_seconds_of_the_first_budget_with_its_scores(tmp_path: Path, monkeypatch):
