@@ -11,7 +11,7 @@ import argparse
 import io
 import lzma
 from pathlib import Path
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import common
 import numpy as np
@@ -105,7 +105,7 @@ def encoded_pairs(tokenized: Path, data: Path, per_group: int, most: int) -> dic
     """A set of minimal pairs in arrays, drawn and encoded as the stage does: the good sentences, then the bad ones."""
     from tasks.glue import pairs as sets
     from tasks.glue.pair_scores import parts_of
-    from tasks.minimal_pairs import check_lengths, encode, facts_of
+    from tasks.minimal_pairs import check_lengths, encode, facts_of, same_tokens
 
     every = sets.read(sets.PairSet(data=str(data)))
     table = sets.draw(every.assign(**facts_of(every)), per_group)
@@ -114,6 +114,7 @@ def encoded_pairs(tokenized: Path, data: Path, per_group: int, most: int) -> dic
     check_lengths(sentences, texts, most, str(tokenized))
     arrays = {name: getattr(sentences, name) for name in ("tokens", "words", "ends")}
     arrays["groups"] = table["group"].to_numpy(dtype=str)
+    arrays["same"] = same_tokens(sentences)
     for part, rows in parts_of(table).items():
         arrays[PART + part] = rows
     return arrays
@@ -132,14 +133,20 @@ def read_examples(folder: Path) -> dict[str, dict[str, Examples]]:
     return tasks
 
 
-def read_pairs(folder: Path) -> SimpleNamespace:
-    """The packed minimal pairs: their `sentences`, `groups` (pairs,), and `parts`, (pairs,) booleans by name.
+class Pairs(NamedTuple):
+    """Minimal pairs: of all arrays but those of the sentences, a value is that of a pair."""
 
-    Raises InputError if there are none.
-    """
+    sentences: Sentences  # the good ones, then the bad ones
+    groups: np.ndarray  # names
+    same: np.ndarray  # whether both sentences are the same tokens
+    parts: dict[str, np.ndarray]  # of the set, by name: whether the pair is in it
+
+
+def read_pairs(folder: Path) -> Pairs:
+    """The packed minimal pairs. Raises InputError if there are none."""
     if not (folder / PAIRS).exists():
         raise InputError(f"There is no {PAIRS} in {folder}. Pack the data with --pairs.")
     with np.load(folder / PAIRS) as arrays:
         sentences = Sentences(arrays["tokens"], arrays["words"], arrays["ends"])
         parts = {name.removeprefix(PART): arrays[name] for name in arrays.files if name.startswith(PART)}
-        return SimpleNamespace(sentences=sentences, groups=arrays["groups"], parts=parts)
+        return Pairs(sentences, arrays["groups"], arrays["same"], parts)

@@ -151,7 +151,7 @@ def blimp(given: argparse.Namespace) -> None:
         common.keep(given.folder, "blimp", about, lambda home=home: judge(home, packed))
 
 
-def judge(home: Path, packed: argparse.Namespace) -> dict[str, dict]:
+def judge(home: Path, packed: carried.Pairs) -> dict[str, dict]:
     """The accuracies on each part of the pairs, as the stage minimal_pairs gives them."""
     sentences = packed.sentences
     here = machine.detect()
@@ -159,7 +159,7 @@ def judge(home: Path, packed: argparse.Namespace) -> dict[str, dict]:
     right = {}
     for metric in METRICS:
         good, bad = np.split(found[metric], 2)
-        right[metric] = (np.sign(good - bad) + 1) / 2
+        right[metric] = np.where(packed.same, 0.5, (np.sign(good - bad) + 1) / 2)  # computed apart, they may differ
     parts = {}
     for part, rows in packed.parts.items():
         of_part = {metric: values[rows] for metric, values in right.items()}

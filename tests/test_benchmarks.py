@@ -80,13 +80,13 @@ def glue(kind: type, seed: int) -> Examples:
 
 
 def pairs(folder: Path) -> None:
-    """Packed minimal pairs of two groups, as `gpu.py pack` writes them."""
+    """Packed minimal pairs of three groups, as `gpu.py pack` writes them."""
     tokens = np.random.default_rng(0).integers(20, 40, 12 * 5)
     parts = {"part/all": np.ones(6, bool), "part/some": np.arange(6) < 3}
     ends = np.arange(5, 61, 5)
-    np.savez(
-        folder / "pairs.npz", tokens=tokens, words=tokens // 2, ends=ends, groups=np.array(list("abcabc")), **parts
-    )
+    groups = np.array(list("abcabc"))
+    same = groups == "a"
+    np.savez(folder / "pairs.npz", tokens=tokens, words=tokens // 2, ends=ends, groups=groups, same=same, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +180,7 @@ def test_packed_pairs_are_scored_as_the_stage_does_and_once(tmp_path: Path, toy_
     path = tmp_path / "pairs.csv"
     good = sentences_from(1, 300)
     bad = [*sentences_from(2, 150), *(" ".join(reversed(text.split())) for text in good[150:])]
+    bad[:5] = good[:5]
     groups = ["other"] * 150 + ["turned"] * 150
     pd.DataFrame({"group": groups, "good": good, "bad": bad}).to_csv(path, index=False)
     with store_of_its_own(tmp_path / "artifacts"):
