@@ -65,12 +65,11 @@ def wait(given: argparse.Namespace) -> None:
             print_at += given.every
         time.sleep(min(given.every, 1.0))
     print(progress(folder))
-    lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-    print("\n".join(lines[-LAST_LINES:]))
+    print("\n".join(log_of(folder)[-LAST_LINES:]))
 
 
 def progress(folder: Path) -> str:
-    """The last step of the run that wrote its metrics last, and the card's numbers, in a line."""
+    """The last step of the run that wrote its metrics last, the card's numbers, and the last line of the log."""
     shown = [time.strftime("%H:%M:%S")]
     files = sorted(folder.rglob(METRICS), key=lambda path: path.stat().st_mtime)
     lines = files[-1].read_text(encoding="utf-8").splitlines() if files else []
@@ -81,4 +80,10 @@ def progress(folder: Path) -> str:
     else:
         shown.append("no step yet")
     shown += [f"{name} {value:,.4g}" for name, value in card.now().items() if value is not None]
-    return ", ".join(shown)
+    last_lines = log_of(folder)[-1:]
+    return "; ".join([", ".join(shown), *last_lines])
+
+
+def log_of(folder: Path) -> list[str]:
+    """The lines of the log."""
+    return (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
