@@ -18,6 +18,7 @@ from model import optimizer, schedules
 from model.bert import Bert, Dropout, initialize
 from model.clock import Clock
 from model.errors import InputError
+from model.graphs import Graphs
 from model.layers import ClassifierHead, compare_texts, in_second_text, mean
 from model.layouts import transformers_classifier, transformers_model
 from model.machine import Machine, keep_heap, to_device
@@ -30,6 +31,7 @@ EPS = 1e-6
 POOL = 64  # batches whose examples are sorted by length together
 PREDICTED = 64  # examples at a time
 REPORTED = 20  # steps between two reports
+LENGTHS = 16  # tokens: where steps are recorded, inputs are padded to a multiple of it, as each length is recorded
 UNLABELLED = -100  # at tokens without a label, as in torch and transformers
 MOMENTS = 4  # copies of the weights in fp32: the weights, their gradients, and AdamW's two moments
 # kept for the backward pass, for each value of the states, by its bytes; measured on a CPU, 16 x 768: 70 to 81, and 137
@@ -175,22 +177,26 @@ class Examples:
         labels = self.labels[rows] if self.labels_are_of_inputs else self.of_inputs(self.labels, rows)
         return Examples(self.of_inputs(self.tokens, rows), np.cumsum(self.lengths[rows]), labels)
 
-    def pad(self, values: np.ndarray, rows: np.ndarray, fill: int) -> np.ndarray:
-        """(B, S): the values of the inputs `rows`, one for each of `tokens`, filled up to the longest input."""
-        rows_BS = np.full((len(rows), self.lengths[rows].max()), fill, dtype=np.int64)
+    def pad(self, values: np.ndarray, rows: np.ndarray, fill: int, length: int | None = None) -> np.ndarray:
+        """(B, S): the values of the inputs `rows`, one for each of `tokens`, filled up.
+
+        `length`: S; None: that of the longest input.
+        """
+        longest = self.lengths[rows].max()
+        rows_BS = np.full((len(rows), length or longest), fill, dtype=np.int64)
         for line, row in zip(rows_BS, rows, strict=True):
             line[: self.lengths[row]] = self.of_input(values, row)
         return rows_BS
 
-    def batch(self, rows: np.ndarray, device: torch.device, pad: int) -> tuple[Tensor, bool]:
-        """The inputs `rows` as (B, S), padded with the id `pad` to the longest of them; and whether any is padded."""
-        lengths = self.lengths[rows]
-        is_padded = bool(lengths.min() < lengths.max())
-        return to_device(self.pad(self.tokens, rows, pad), device), is_padded
+    def batch(self, rows: np.ndarray, device: torch.device, pad: int, length: int | None = None) -> tuple[Tensor, bool]:
+        """The inputs `rows` as (B, S), padded with the id `pad`; and whether any is padded. `length`: as in `pad`."""
+        tokens_BS = self.pad(self.tokens, rows, pad, length)
+        is_padded = bool(self.lengths[rows].min() < tokens_BS.shape[1])
+        return to_device(tokens_BS, device), is_padded
 
-    def labels_of(self, rows: np.ndarray, device: torch.device) -> Tensor:
+    def labels_of(self, rows: np.ndarray, device: torch.device, length: int | None = None) -> Tensor:
         """The labels of the inputs `rows`: int64 or fp32 (B,), (B, classes), or of tokens (B, S) as in `batch`."""
-        labels = self.labels[rows] if self.labels_are_of_inputs else self.pad(self.labels, rows, UNLABELLED)
+        labels = self.labels[rows] if self.labels_are_of_inputs else self.pad(self.labels, rows, UNLABELLED, length)
         kind = np.float32 if labels.dtype.kind == "f" else np.int64
         return to_device(labels.astype(kind), device)
 
@@ -200,7 +206,8 @@ def memory(weights: int, tokens: int, values: int, machine: Machine) -> int:
 
     `weights`: bytes of the model's weights; `tokens`: most tokens in a batch; `values`: of its states, layers x hidden.
     """
-    return MOMENTS * weights + tokens * values * BYTES_A_VALUE[machine.dtype.itemsize]
+    batches = 2 if machine.records else 1  # recordings keep the memory of the longest batch beside that of plain steps
+    return MOMENTS * weights + batches * tokens * values * BYTES_A_VALUE[machine.dtype.itemsize]
 
 
 def keep_used(bert: Bert, splits: dict[str, Examples]) -> dict[str, Examples]:
@@ -250,17 +257,13 @@ class Outcome:
     epochs: list[dict]  # each with epoch and mean loss
 
 
-def loss_of(classifier: Classifier, examples: Examples, rows: np.ndarray, machine: Machine) -> Tensor:
+def loss_of(scores: Tensor, labels: Tensor, kind: Kind) -> Tensor:
     """The mean loss of a batch, over tokens that have labels: cross-entropy in nats, or the squared error."""
-    with machine.autocast():
-        scores = classifier(*examples.batch(rows, machine.device, classifier.bert.specials.pad))
-    scores = scores.float()
-    labels = examples.labels_of(rows, machine.device)
-    if classifier.kind == "regression":
+    if kind == "regression":
         return F.mse_loss(scores[:, 0], labels.float())
-    if classifier.kind == "multilabel":
+    if kind == "multilabel":
         return F.binary_cross_entropy_with_logits(scores, labels.float())
-    if classifier.kind == "classes":
+    if kind == "classes":
         return F.cross_entropy(scores, labels)
     # not torch's mean, which is nan where no token of a batch has a label
     total = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=UNLABELLED, reduction="sum")
@@ -306,8 +309,37 @@ def finetune(
     return Outcome(steps, seconds, clock.stopped, steps * settings.batch_size / seconds, epochs)
 
 
+class Update:
+    """A step on a batch: loss, gradients, AdamW. All that changes between steps is in tensors, if it is recorded."""
+
+    def __init__(self, classifier: Classifier, settings: Finetuning, machine: Machine) -> None:
+        self.classifier = classifier
+        self.machine = machine
+        groups = optimizer.groups(classifier.named_parameters(), settings.learning_rate, settings.weight_decay)
+        rate: float | Tensor = settings.learning_rate
+        if machine.records:
+            rate = torch.full((), settings.learning_rate, device=machine.device)
+        self.adamw = AdamW(groups, lr=rate, betas=BETAS, eps=EPS, fused=True, capturable=machine.records)
+        self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
+
+    def __call__(self, tokens_BS: Tensor, labels: Tensor, padded: bool = True) -> Tensor:
+        """Train on a batch; its loss. A call that ends with an error leaves no gradients."""
+        try:
+            with self.machine.autocast():
+                scores = self.classifier(tokens_BS, padded)
+            loss = loss_of(scores.float(), labels, self.classifier.kind)
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.adamw)
+            self.scaler.update()
+        finally:
+            self.adamw.zero_grad()
+            for name in ("grad_scale", "found_inf"):  # the scaler would multiply with what is left of a failed step
+                vars(self.adamw).pop(name, None)
+        return loss.detach()
+
+
 class Loop:
-    """The steps of a finetuning: its optimizer, and how many of them are done."""
+    """The steps of a finetuning, and how many of them are done."""
 
     def __init__(
         self,
@@ -318,16 +350,16 @@ class Loop:
         steps: int,
         report: Callable[[int, str], None],
     ) -> None:
-        self.classifier = classifier
+        self.most_tokens = classifier.bert.length
+        self.pad = classifier.bert.specials.pad
         self.examples = train
         self.settings = settings
         self.machine = machine
         self.steps = steps
         self.done = 0
         self.report = report
-        groups = optimizer.groups(classifier.named_parameters(), settings.learning_rate, settings.weight_decay)
-        self.adamw = AdamW(groups, lr=settings.learning_rate, betas=BETAS, eps=EPS, fused=True)
-        self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype is torch.float16)
+        self.update = Update(classifier, settings, machine)
+        self.graphs = Graphs(self.update, machine.device) if machine.records else None
 
     def train(self, rows_NB: np.ndarray) -> float:
         """Take a step on each batch of an epoch; the mean loss."""
@@ -343,13 +375,21 @@ class Loop:
         """Train on the examples `rows`; their loss."""
         self.done += 1
         rate = schedules.warm_cosine(self.done / self.steps, self.settings.warmup)
-        optimizer.set_rates([self.adamw], rate)
-        loss = loss_of(self.classifier, self.examples, rows, self.machine)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.adamw)
-        self.scaler.update()
-        self.adamw.zero_grad()
-        return loss.detach()
+        optimizer.set_rates([self.update.adamw], rate)
+        length = self.length_of(rows)
+        tokens_BS, is_padded = self.examples.batch(rows, self.machine.device, self.pad, length)
+        labels = self.examples.labels_of(rows, self.machine.device, length)
+        if self.graphs is None:
+            return self.update(tokens_BS, labels, is_padded)
+        return self.graphs(tokens_BS, labels)
+
+    def length_of(self, rows: np.ndarray) -> int:
+        """The number of tokens, with padding, of each input of a batch."""
+        longest = int(self.examples.lengths[rows].max())
+        if self.graphs is None:
+            return longest
+        rounded = math.ceil(longest / LENGTHS) * LENGTHS
+        return min(rounded, self.most_tokens)
 
     def finite(self, loss: Tensor) -> float:
         """The value of the last step's loss. Raises InputError if it is not finite."""

@@ -43,6 +43,11 @@ class Machine:
     compiles_always: bool = False  # CRAM_COMPILE=1: also where compiling takes longer than it saves
     probes: bool = False  # whether the free memory decides how large a micro-batch is, up to `micro_batch`
 
+    @property
+    def records(self) -> bool:
+        """Whether finetuning records its steps, to launch the kernels of each together (`graphs`)."""
+        return self.device.type == "cuda" and self.compiles
+
     def autocast(self) -> AbstractContextManager:
         """Compute in `dtype` where that is safe."""
         if self.dtype is torch.float32:

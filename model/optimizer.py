@@ -81,7 +81,11 @@ def set_rates(optimizers: list[Optimizer], multiplier: float) -> None:
     """Set each group's rate to this fraction of its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = multiplier * group["peak"]
+            rate = multiplier * group["peak"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # a recorded step reads it there
+            else:
+                group["lr"] = rate
 
 
 class Muon(optim.Muon):
