@@ -257,7 +257,8 @@ def states_of(bert: Bert, sentences: Sentences, words: int, before: int, here: m
     pieces_W = torch.zeros(words, device=here.device)
     bert.to(here.device).eval()
     with torch.no_grad():
-        for some_B in likelihood.batches(sentences.lengths):
+        most = likelihood.BATCH_TOKENS[here.device.type]
+        for some_B in likelihood.batches(sentences.lengths, most):
             places_BS = sentences.starts[some_B][:, None] + np.arange(sentences.lengths[some_B[0]])
             frame = (before, bert.specials.sep)
             framed_BS = np.pad(sentences.tokens[places_BS], ((0, 0), (1, 1)), constant_values=frame)
