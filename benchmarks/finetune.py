@@ -69,7 +69,8 @@ def ours(folder: Path, given: finetuning.Examples, tuning: Finetuning, seed: int
     torch.zeros(1, device=here.device)  # starts a GPU before the clock
     begin, cpu = time.monotonic(), time.process_time()
     encoder = export.load(folder)
-    head = "native" if layouts.transformers_model(encoder.architecture) else "tanh"
+    peer, _ = layouts.transformers_model(encoder.architecture)
+    head = "native" if peer else "tanh"
     train = finetuning.keep_used(encoder, {"train": given})["train"]
     classifier = Classifier(encoder, CLASSES, tuning.dropout, seed, head)
     outcome = finetuning.finetune(classifier, train, tuning, here, seed, lambda *_: None)
@@ -216,7 +217,8 @@ def main() -> None:
     tuning = Finetuning(epochs=given.epochs)
     with tempfile.TemporaryDirectory() as folder, common.input_errors(parser):
         here, encoder = machine.detect(), write_model(given.recipe, given, Path(folder))
-        if len(names) > 1 and (why := layouts.why_not_transformers(encoder.architecture)):
+        _, why = layouts.transformers_model(encoder.architecture)
+        if len(names) > 1 and why:
             raise InputError(f"There are no peers of recipe {given.recipe!r}: {why}")
         train = synthetic(given.examples, encoder.vocabulary)
         finetuning.steps_of(len(train), tuning)

@@ -321,6 +321,19 @@ def test_the_trainer_finetunes_the_same_model(tmp_path: Path, monkeypatch: pytes
     assert ours["examples"] == theirs["examples"] == 64
 
 
+def test_a_layout_that_transformers_lacks_is_finetuned_without_peers(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(FOLDER)
+    script = importlib.import_module("finetune")
+    script.write_model("pocket-frontier", SimpleNamespace(vocabulary=200, **SIZES), tmp_path)
+    ours = script.ours(tmp_path, script.synthetic(40, 200), Finetuning(epochs=1), 0, 1)
+    assert ours["examples"] == 32
+    options = ["--recipe", "pocket-frontier", "--peers", "--layers", "1", "--hidden", "16", "--heads", "2"]
+    monkeypatch.setattr(sys, "argv", ["finetune.py", *options])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert "pocket-frontier" in capsys.readouterr().err
+
+
 def test_what_joins_parts_is_measured_on_made_up_rows(store: Path, tmp_path: Path, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     joins = importlib.import_module("joins")
