@@ -33,7 +33,7 @@ PREDICTED = 64  # examples at a time
 REPORTED = 20  # steps between two reports
 LENGTHS = 16  # tokens: where steps are recorded, inputs are padded to a multiple of it, as each length is recorded
 UNLABELLED = -100  # at tokens without a label, as in torch and transformers
-MOMENTS = 4  # copies of the weights in fp32: the weights, their gradients, and AdamW's two moments
+LASTING = 3  # copies of the weights in fp32: the weights and AdamW's two moments; gradients last for a step
 # kept for the backward pass, for each value of the states, by its bytes; measured on a CPU, 16 x 768: 70 to 81, and 137
 BYTES_A_VALUE = {2: 90, 4: 150}
 
@@ -206,8 +206,9 @@ def memory(weights: int, tokens: int, values: int, machine: Machine) -> int:
 
     `weights`: bytes of the model's weights; `tokens`: most tokens in a batch; `values`: of its states, layers x hidden.
     """
-    batches = 2 if machine.records else 1  # recordings keep the memory of the longest batch beside that of plain steps
-    return MOMENTS * weights + batches * tokens * values * BYTES_A_VALUE[machine.dtype.itemsize]
+    steps = 2 if machine.records else 1  # recordings keep memory of their own, for the longest batch and for gradients
+    of_batch = weights + tokens * values * BYTES_A_VALUE[machine.dtype.itemsize]
+    return LASTING * weights + steps * of_batch
 
 
 def keep_used(bert: Bert, splits: dict[str, Examples]) -> dict[str, Examples]:

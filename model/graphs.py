@@ -81,7 +81,10 @@ class Graphs:
 
     def give_up(self, error: RuntimeError) -> None:
         """Make only plain calls from now on."""
-        reason = str(error).partition("\n")[0]
+        first = (
+            error.__context__ or error
+        )  # torch can't end a recording that failed, and says so in an error of its own
+        reason = str(first).partition("\n")[0]
         log.warning("The GPU's kernels can't be recorded (%s), so each is launched by itself, which is slower.", reason)
         self.failed = True
         self.recordings.clear()

@@ -195,6 +195,29 @@ def test_where_recording_fails_the_results_are_right_and_the_log_says_so_once(cu
     assert isinstance(call.args[0], torch.Generator)
 
 
+def test_the_log_has_the_first_error_of_a_recording_not_that_of_its_end(cuda: Cuda, monkeypatch, caplog):
+    @contextmanager
+    def unended(*_: object, **__: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("unended")
+
+    def refuse_second(values: Tensor) -> Tensor:
+        calls.append(values)
+        if len(calls) == 2:
+            raise RuntimeError("refused")
+        return values
+
+    calls: list[Tensor] = []
+    monkeypatch.setattr(torch.cuda, "graph", unended)
+    recorded = graphs.Graphs(refuse_second, torch.device("cpu"))
+    for _ in range(3):
+        recorded(torch.ones(2))
+    assert "refused" in caplog.text
+    assert "unended" not in caplog.text
+
+
 def test_after_a_failure_nothing_is_recorded_or_kept(cuda: Cuda):
     def double(values: Tensor) -> Tensor:
         if len(values) == 3:
@@ -262,9 +285,10 @@ def test_graphs_are_for_gpus_unless_compilation_is_off():
     assert [records("cuda:0", True), records("cuda:0", False), records("cpu", True)] == [True, False, False]
 
 
-def test_recordings_take_the_memory_of_one_more_batch():
-    def bytes_on(device: str) -> int:
+def test_recordings_take_the_memory_of_one_more_batch_and_of_its_gradients():
+    def bytes_on(device: str, weights: int, tokens: int) -> int:
         machine = Machine(torch.device(device), torch.bfloat16, compiles=True, micro_batch=1)
-        return finetuning.memory(weights=0, tokens=2048, values=12_288, machine=machine)
+        return finetuning.memory(weights, tokens, values=12_288, machine=machine)
 
-    assert bytes_on("cuda:0") == 2 * bytes_on("cpu")
+    assert bytes_on("cuda:0", 0, 2048) == 2 * bytes_on("cpu", 0, 2048)
+    assert bytes_on("cuda:0", 1000, 0) == bytes_on("cpu", 1000, 0) + 1000
