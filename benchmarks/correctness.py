@@ -2,6 +2,7 @@
 
 gradients  of one micro-batch of pretraining, beside the CPU's: the largest relative error of a parameter's gradient
 padded     the same of sequences of several lengths, as finetuning and the held-out loss read them
+recorded   on a GPU: the losses of finetuning whose steps are recorded, beside those of plain steps on the same device
 
 All at a small size, without dropout, whose random numbers differ between devices. Losses would not do: after few steps,
 a model that lacks its positions, its convolutions or its attention has nearly the same. Nor would the weights
@@ -20,13 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from model import finetuning
 from model.bert import Bert
+from model.finetuning import Classifier, Examples
 from model.heldout import Heldout
 from model.layers import PAD
 from model.machine import Machine
 from model.masking import Corpus
 from model.pretraining import Pretraining
-from model.settings import SPECIALS
+from model.settings import SPECIALS, Finetuning
 
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 1024, 64, 32, 16
 SIZES = {"layers": 3, "hidden": 128, "heads": 2, "intermediate": 384}
@@ -45,6 +48,11 @@ LAYOUTS = {  # a recipe, and changes to its architecture
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CHECKS = ("gradients", "padded")
+RECORDED = "recorded"  # one more check, of GPUs
+STEPS, INPUTS = 12, (20, 52)  # of finetuning; the longest inputs of its batches, tokens, in turn
+# Largest relative error of a step's loss. On a CPU, rounding makes 5e-7 in fp32 and 0.003 in bf16; inputs, labels or a
+# rate of another step make 0.18 or more.
+FAR_LOSS = 0.02
 # Largest relative error of a gradient. On a CPU, rounding makes 0.000004, 0.06 and 0.011. No rotation, no convolution,
 # scores of attention halved or all equal, padding that is seen, and inputs or labels of another sequence make 0.6 or
 # more; padding that is convolved, 0.3.
@@ -132,10 +140,47 @@ def worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[str, f
     return list(expected)[errors.argmax()], errors.max().item()
 
 
+def to_finetune() -> Examples:
+    """Random inputs of two classes, those of each step one after the other."""
+    random = np.random.default_rng(0)
+    inputs = []
+    for step in range(STEPS):
+        longest = INPUTS[step % len(INPUTS)]
+        for length in random.integers(longest - 8, longest + 1, MICRO_BATCH):
+            words = random.integers(len(SPECIALS), VOCABULARY, length - 2)
+            inputs.append([SPECIALS.cls, *words, SPECIALS.sep])
+    return Examples.of(inputs, random.integers(0, 2, len(inputs)))
+
+
+def losses(layout: str, here: Machine) -> tuple[Tensor, int]:
+    """The losses of steps of finetuning, on the CPU, and how many lengths were recorded."""
+    recipe, architecture = LAYOUTS[layout]
+    shape, _ = common.settings(recipe, {"architecture": SIZES | architecture})
+    model = Classifier(Bert(shape, VOCABULARY, LENGTH, seed=1), classes=2, dropout=0, seed=0)
+    randomize(model)
+    model.to(here.device).train()
+    settings = Finetuning(batch_size=MICRO_BATCH, learning_rate=1e-3)
+    loop = finetuning.Loop(model, to_finetune(), settings, here, STEPS, lambda *_: None)
+    finetuning.no_cudnn_attention()
+    with exact_products():
+        found = [loop.step(rows) for rows in np.arange(STEPS * MICRO_BATCH).reshape(STEPS, -1)]
+    return torch.stack(found).cpu(), len(loop.graphs.recordings) if loop.graphs else 0
+
+
+def compare_recorded(here: Machine, layout: str) -> dict:
+    """Finetune with recorded and with plain steps. Right if all lengths were recorded and the losses are the same."""
+    found, lengths = losses(layout, here)
+    expected_losses, _ = losses(layout, replace(here, compiles=False))
+    error = ((found - expected_losses).abs() / expected_losses).max().item()
+    return {"lengths": lengths, "error": error, "right": lengths == len(INPUTS) and error <= FAR_LOSS}
+
+
 def compare(here: Machine, layout: str, dtype: str, compiled: bool, check: str) -> dict:
-    """Compute a layout on the device in one way: the errors, and whether they are small. `check`: one of CHECKS."""
+    """Compute a layout on the device in one way: the error, and whether it is small. `check`: of CHECKS or RECORDED."""
     here = replace(here, dtype=DTYPES[dtype], micro_batch=MICRO_BATCH, probes=False)
     here = replace(here, compiles=compiled, compiles_always=compiled)
+    if check == RECORDED:
+        return compare_recorded(here, layout)
     padded = check == "padded"
     name, error = worst(gradients(layout, here, padded), expected(layout, padded))
     return {"parameter": name, "error": error, "right": error <= FAR[dtype]}

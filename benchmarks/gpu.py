@@ -10,7 +10,8 @@ a part pretrains, all others with the next case. Other options are handed on to 
 runs on the CPU, much slower. Every result has its seconds, and the medians of the card's clock, power, memory and
 temperature, which are null without nvidia-smi.
 
-correctness  gradients of every layout beside the CPU's in fp32, eager and compiled, in each precision (correctness.py)
+correctness  gradients of every layout beside the CPU's in fp32, eager and compiled, in each precision; and finetuning,
+             recorded beside plain (correctness.py)
 speed        tokens/s, MFU and memory at full size, compiled (train.py); CRAM_MICRO_BATCH fixes the micro-batch
 attention    milliseconds of each of torch's kernels at full size, forward and backward; in training torch chooses
 finetuning   examples a second on inputs as long as CoLA's (finetune.py)
@@ -67,8 +68,9 @@ of pydantic and typing-extensions. 96 million tokens of 32,768 entries travel in
     S="--set frontier.batch_size=256 frontier.weight_decay=0.32"
     $G states $S --data build/strict --folder build/gpu --apart; $G wait --stop-after 9.5 --folder build/gpu
 
-6. 45 minutes of training, and 30 of finetuning unless its kernels are launched faster by then: the best recipe, beside
-   the paper's for half of its time; then three seeds of each task, one task at a time. After each line: `wait`.
+6. 45 minutes of training, and at most 30 of finetuning, less if recorded steps are as fast as expected: the best
+   recipe, beside the paper's for half of its time; then three seeds of each task, one task at a time. After each line:
+   `wait`.
 
     S="--set frontier.batch_size=1024 frontier.weight_decay=0.13"
     $G cram --recipe frontier --budget '30 minutes' $S --data build/strict --folder build/gpu --apart
@@ -122,6 +124,8 @@ def check(given: argparse.Namespace) -> None:
     here = machine.detect()
     ways = [(check, compiled) for check in correctness.CHECKS for compiled in (False, True)]
     ways.remove(("padded", True))  # padded sequences are read eagerly
+    if here.records:
+        ways.append((correctness.RECORDED, True))
     for layout, dtype, (check, compiled) in product(given.layout, given.dtype, ways):
         if here.compiles or not compiled:
             way = {"layout": layout, "dtype": dtype, "compiled": compiled, "check": check}

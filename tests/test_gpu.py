@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from test_benchmarks import FOLDER
+from test_graphs import Cuda, cuda
+from torch import Tensor
 
-from model import bert, layers, masking
+from model import bert, finetuning, graphs, layers, masking, optimizer
 from model.machine import Machine
+
+__all__ = ["cuda"]  # a fixture
 
 
 @pytest.fixture
@@ -68,3 +72,44 @@ def test_a_device_that_halves_the_scores_in_bf16_is_wrong_there_alone(correctnes
     monkeypatch.setattr(bert, "attend", halved)
     rows = [correctness.compare(correctness.REFERENCE, "modern", d, False, "gradients") for d in ("fp32", "bf16")]
     assert [row["right"] for row in rows] == [True, False]
+
+
+def with_inputs_of_first(*numbers: int) -> Callable:
+    """Launches of a recording that leave some inputs as they were when it was made."""
+
+    def replay(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        for number, (place, given) in enumerate(zip(self.inputs, inputs, strict=True)):
+            if number not in numbers:
+                place.copy_(given)
+        self.graph.replay()
+        return self.output.clone()
+
+    return replay
+
+
+def in_numbers_only(optimizers: list, multiplier: float) -> None:
+    """Set no rate that is a tensor."""
+    for group in optimizers[0].param_groups:
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = multiplier * group["peak"]
+
+
+def test_recorded_finetuning_that_differs_or_is_not_recorded_is_wrong(correctness, cuda: Cuda, monkeypatch):
+    monkeypatch.setattr(Machine, "records", property(lambda self: self.compiles))
+    monkeypatch.setattr(finetuning, "LENGTHS", 16)
+
+    def compare() -> dict:
+        return correctness.compare(correctness.REFERENCE, "crammed-bert", "fp32", True, correctness.RECORDED)
+
+    assert compare()["right"]
+    faults = {
+        "tokens of another step": (graphs.Recording, "replay", with_inputs_of_first(0)),
+        "labels of another step": (graphs.Recording, "replay", with_inputs_of_first(1)),
+        "rate that stays": (optimizer, "set_rates", in_numbers_only),
+    }
+    for name, fault in faults.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(*fault)
+            assert compare()["error"] > 2 * correctness.FAR_LOSS, name
+    cuda.refused = {"embedding"}
+    assert not compare()["right"]
