@@ -249,6 +249,37 @@ PARTS: dict[str, Callable[..., None]] = {
     "wait": apart.wait,
 }
 NEED_DATA = {"pack", "cram", "glue", "blimp", "time-to", "states"}
+PRETRAIN = set(BUDGETS)
+TAKEN_BY = {  # options, and the parts that use them; all others are for every part
+    "tokenized": {"pack"},
+    "glue": {"pack"},
+    "pairs": {"pack"},
+    "per_group": {"pack"},
+    "tokens": {"pack"},
+    "call_megabytes": {"pack"},
+    "layout": {"correctness"},
+    "dtype": {"correctness"},
+    "data": NEED_DATA,
+    "recipe": {"speed", "attention", "finetuning", "glue", "blimp", *PRETRAIN},
+    "budget": PRETRAIN,
+    "seeds": {"glue", *PRETRAIN},
+    "task": {"pack", "glue"},
+    "epochs": {"finetuning", "glue", "time-to"},
+    "rate": {"glue", "time-to"},
+    "every": {"wait"},
+}
+
+
+def check_options(parser: argparse.ArgumentParser, given: argparse.Namespace, others: list[str]) -> None:
+    """End with an error if the part lacks its data, or an option is there that it doesn't use."""
+    part = given.part
+    if part in NEED_DATA and not given.data:
+        parser.error(f"{part} needs the folder of the data; give it as --data.")
+    if others and part not in HAND_ON:
+        parser.error(f"{part} takes no {others[0]}.")
+    for name, parts in TAKEN_BY.items():
+        if part not in parts and getattr(given, name) != parser.get_default(name):
+            parser.error(f"{part} takes no --{name.replace('_', '-')}; expected with {', '.join(sorted(parts))}.")
 
 
 def main() -> None:
@@ -257,10 +288,7 @@ def main() -> None:
     parser = options()
     given, others = parser.parse_known_args()
     part = given.part
-    if part in NEED_DATA and not given.data:
-        parser.error(f"{part} needs the folder of the data; give it as --data.")
-    if others and part not in HAND_ON:
-        parser.error(f"{part} takes no {others[0]}.")
+    check_options(parser, given, others)
     given.recipe = given.recipe or RECIPES_OF.get(part, RECIPES)
     given.budget = given.budget or BUDGETS.get(part)
     logging.basicConfig(level=logging.INFO, format="%(message)s")

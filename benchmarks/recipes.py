@@ -63,9 +63,9 @@ AXES = ("tokens", "operations", "seconds")
 def read(folder: Path) -> Corpus:
     """What the tokenize stage has written, or `gpu.py pack`. Raises InputError where something is missing."""
     try:
-        packed = sorted(folder.glob("**/sequences-*.npy.xz"), key=lambda path: path.name)
-        if packed:
-            sequences = np.concatenate([np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) for path in packed])
+        files = packed(folder)
+        if files:
+            sequences = np.concatenate([np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) for path in files])
         else:
             sequences = np.load(folder / "sequences.npy", mmap_mode="r")
         held, stats = Heldout.load(folder), json.loads((folder / "stage.json").read_text(encoding="utf-8"))["stats"]
@@ -77,6 +77,11 @@ def read(folder: Path) -> Corpus:
             f"{folder} is not what the tokenize stage writes ({error}). Give such a folder, made by this version."
         ) from error
     return Corpus(sequences, held, stats["entries"])
+
+
+def packed(folder: Path) -> list[Path]:
+    """The files with the text that `gpu.py pack` has written, in their order."""
+    return sorted(folder.glob("**/sequences-*.npy.xz"), key=lambda path: path.name)
 
 
 def identity(corpus: Corpus) -> str:

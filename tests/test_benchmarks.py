@@ -200,6 +200,20 @@ def test_packed_pairs_are_scored_as_the_stage_does_and_once(tmp_path: Path, toy_
     assert parts["all"]["original"] != parts["all"]["within_word"]
 
 
+@pytest.mark.parametrize(
+    ("part", "option"),
+    [("blimp", "--epochs"), ("time-to", "--task"), ("speed", "--seeds"), ("cram", "--per-group"), ("blimp", "--typo")],
+)
+def test_an_option_that_a_part_does_not_use_is_refused(tmp_path: Path, monkeypatch, capsys, part: str, option: str):
+    monkeypatch.syspath_prepend(FOLDER)
+    gpu = importlib.import_module("gpu")
+    data = ["--data", str(tmp_path)] if part in gpu.NEED_DATA else []
+    monkeypatch.setattr(sys, "argv", ["gpu.py", part, "--folder", str(tmp_path), *data, option, "3"])
+    with pytest.raises(SystemExit):
+        gpu.main()
+    assert f"{part} takes no {option}" in capsys.readouterr().err
+
+
 def test_packed_text_that_travels_in_several_calls_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(FOLDER)
     carried, recipes = importlib.import_module("carried"), importlib.import_module("recipes")
@@ -213,6 +227,8 @@ def test_packed_text_that_travels_in_several_calls_is_read_whole(tmp_path: Path,
     shutil.rmtree(last)
     with pytest.raises(InputError, match="expected 120 sequences"):
         recipes.read(tmp_path / "packed")
+    carried.pack(SimpleNamespace(**given | {"tokens": 50 * LENGTH}, call_megabytes=58))
+    assert len(recipes.read(tmp_path / "packed").sequences) == 50, "what was packed before is gone"
 
 
 def test_a_task_is_passed_at_the_seconds_of_the_first_budget_with_its_scores(tmp_path: Path, monkeypatch):
