@@ -283,6 +283,18 @@ STUDIES: dict[str, dict] = {
             "training of the paper": training(schedule="triangle", clip=0.5, mask_fraction=0.25, **ADAMW),
         },
     },
+    "frontier": {
+        "about": "What the choices of the recipe frontier contribute beyond those of modern: each left out or changed.",
+        "recipe": "frontier",
+        "runs": BASE
+        | {
+            "no convolutions": architecture(convolution=0),
+            "no detection": training(detection=0),
+            "squared relu": architecture(activation="relu2"),
+            "dense head": architecture(head_transform=True),
+            "30 falling to 15 %": training(last_mask_fraction=0.15),
+        },
+    },
     "baselines": {
         "about": "The recipes that the paper compares itself with, and ours.",
         "paper": f"{SECTION} 5 and its table of GLUE scores",
