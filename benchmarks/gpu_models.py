@@ -20,7 +20,7 @@ from model.finetuning import Classifier, Examples
 from model.heldout import Heldout
 from model.settings import SPECIALS, Finetuning, Training
 from model.wording import duration, parse_budget
-from tasks.glue.pair_scores import METRICS, summarize
+from tasks.glue.pair_scores import METRICS, is_likelier, summarize
 
 # BERT-Mini's published scores (tasks/reports/published.py): of the test data, each the best of 20 settings. Ours are of
 # the validation data. The F1 of MRPC alone would not do: there, the constant answer has 81.2.
@@ -159,7 +159,8 @@ def judge(home: Path, packed: carried.Pairs) -> dict[str, dict]:
     right = {}
     for metric in METRICS:
         good, bad = np.split(found[metric], 2)
-        right[metric] = np.where(packed.same, 0.5, (np.sign(good - bad) + 1) / 2)  # computed apart, they may differ
+        bad = np.where(packed.same, good, bad)  # computed in different batches, the same tokens may differ
+        right[metric] = is_likelier(good, bad)
     parts = {}
     for part, rows in packed.parts.items():
         of_part = {metric: values[rows] for metric, values in right.items()}

@@ -44,8 +44,12 @@ class Accuracy(NamedTuple):
 
 def is_right(scored: "pd.DataFrame", metric: str) -> np.ndarray:
     """(pairs,) 1 where the good sentence is likelier, 0.5 for a tie, 0 where it is less likely."""
-    difference = scored[f"good_{metric}"] - scored[f"bad_{metric}"]
-    return (np.sign(difference.to_numpy()) + 1) / 2
+    return is_likelier(scored[f"good_{metric}"].to_numpy(), scored[f"bad_{metric}"].to_numpy())
+
+
+def is_likelier(good: np.ndarray, bad: np.ndarray) -> np.ndarray:
+    """The same of the scores of both sentences, (pairs,) each."""
+    return (np.sign(good - bad) + 1) / 2
 
 
 def accuracy_of(right: np.ndarray, groups: Sequence[str] | np.ndarray) -> Accuracy:
