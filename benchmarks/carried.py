@@ -107,7 +107,7 @@ def encoded_pairs(tokenized: Path, data: Path, per_group: int, most: int) -> dic
     """A set of minimal pairs in arrays, drawn and encoded as the stage does: the good sentences, then the bad ones."""
     from tasks.glue import pairs as sets
     from tasks.glue.pair_scores import parts_of
-    from tasks.minimal_pairs import check_lengths, encode, facts_of, same_tokens
+    from tasks.minimal_pairs import check_lengths, encode, facts_of
 
     every = sets.read(sets.PairSet(data=str(data)))
     table = sets.draw(every.assign(**facts_of(every)), per_group)
@@ -116,7 +116,6 @@ def encoded_pairs(tokenized: Path, data: Path, per_group: int, most: int) -> dic
     check_lengths(sentences, texts, most, str(tokenized))
     arrays = {name: getattr(sentences, name) for name in ("tokens", "words", "ends")}
     arrays["groups"] = table["group"].to_numpy(dtype=str)
-    arrays["same"] = same_tokens(sentences)
     for part, rows in parts_of(table).items():
         arrays[PART + part] = rows
     return arrays
@@ -140,7 +139,6 @@ class Pairs(NamedTuple):
 
     sentences: Sentences  # the good ones, then the bad ones
     groups: np.ndarray  # names
-    same: np.ndarray  # whether both sentences are the same tokens
     parts: dict[str, np.ndarray]  # of the set, by name: whether the pair is in it
 
 
@@ -151,4 +149,4 @@ def read_pairs(folder: Path) -> Pairs:
     with np.load(folder / PAIRS) as arrays:
         sentences = Sentences(arrays["tokens"], arrays["words"], arrays["ends"])
         parts = {name.removeprefix(PART): arrays[name] for name in arrays.files if name.startswith(PART)}
-        return Pairs(sentences, arrays["groups"], arrays["same"], parts)
+        return Pairs(sentences, arrays["groups"], parts)

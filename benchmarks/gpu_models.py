@@ -108,7 +108,7 @@ def settings_of(recipe: str, given: argparse.Namespace) -> Finetuning:
     fields = dict(DELTAS[recipe].get("finetune", {}))
     if given.epochs:
         fields["epochs"] = given.epochs
-    if given.rate:
+    if given.rate is not None:
         fields["learning_rate"] = given.rate
     return Finetuning(**{name: value for name, value in fields.items() if name in Finetuning.model_fields})
 
@@ -159,12 +159,10 @@ def judge(home: Path, packed: carried.Pairs) -> dict[str, dict]:
     right = {}
     for metric in METRICS:
         good, bad = np.split(found[metric], 2)
-        bad = np.where(packed.same, good, bad)  # computed in different batches, the same tokens may differ
         right[metric] = is_likelier(good, bad)
     parts = {}
     for part, rows in packed.parts.items():
-        of_part = {metric: values[rows] for metric, values in right.items()}
-        parts[part] = summarize(of_part, packed.groups[rows])
+        parts[part] = summarize(right, packed.groups, rows)
     return parts
 
 

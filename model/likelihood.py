@@ -71,6 +71,16 @@ class Sentences:
         return begins[following]
 
     @cached_property
+    def originals(self) -> np.ndarray:
+        """(n,): the number of the first sentence that has the same tokens as each."""
+        known: dict[bytes, int] = {}
+        found = []
+        for number, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
+            content = self.tokens[start:end].tobytes()
+            found.append(known.setdefault(content, number))
+        return np.array(found, dtype=np.int64)
+
+    @cached_property
     def passes(self) -> "Passes":
         """A pass for each token by itself, then one for each piece that has later ones in its word, which it hides."""
         every = np.arange(len(self.tokens))
@@ -168,12 +178,16 @@ def score_sentences(
 
 
 def sums(sentences: Sentences, scores: np.ndarray) -> dict[str, np.ndarray]:
-    """The sum of each sentence's scores by METRICS. scores: (P,) of the passes."""
+    """The sum of each sentence's scores by METRICS. scores: (P,) of the passes.
+
+    Sentences of the same tokens have the same sum: in different batches, theirs may differ in the last digits.
+    """
     tokens = len(sentences.tokens)
     alone = scores[:tokens]
     in_words = alone.copy()
     in_words[sentences.passes.places[tokens:]] = scores[tokens:]
     found = {}
     for name, of_tokens in zip(METRICS, (alone, in_words), strict=True):
-        found[name] = np.bincount(sentences.owners, of_tokens, minlength=len(sentences))
+        of_sentences = np.bincount(sentences.owners, of_tokens, minlength=len(sentences))
+        found[name] = of_sentences[sentences.originals]
     return found

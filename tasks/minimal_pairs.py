@@ -92,7 +92,7 @@ class PairsRun(PairSet, Params, frozen=True, extra="forbid"):
         return PairSet(**self.model_dump(include={*PairSet.model_fields}))
 
 
-@stage(version=3, resumes=True)
+@stage(version=4, resumes=True)
 def minimal_pairs(params: PairsRun, model: Artifact, out: Path) -> dict:
     """Score both sentences of every pair, and count how often the good one is likelier."""
     refuse_new_head(model)
@@ -162,13 +162,10 @@ def score_pairs(table: "pd.DataFrame", model: Artifact, before: str, work: Path)
         found = likelihood.score_sentences(bert, sentences, first, here, bar.update, scores)
     check_finite(scores, model)
     of_sentences = {"tokens": sentences.lengths} | found
-    same = same_tokens(sentences)
-    columns = {"same_tokens": same}
+    columns = {"same_tokens": same_tokens(sentences)}
     for side, part in zip(sets.SIDES, (slice(len(table)), slice(len(table), None)), strict=True):
         for name, values in of_sentences.items():
             columns[f"{side}_{name}"] = values[part]
-    for name in likelihood.METRICS:  # computed in different batches, the same tokens may differ in the last digits
-        columns[f"bad_{name}"] = np.where(same, columns[f"good_{name}"], columns[f"bad_{name}"])
     return table.assign(**columns)
 
 
@@ -227,14 +224,8 @@ def keep_model(name: str) -> str:
 
 def same_tokens(sentences: "Sentences") -> np.ndarray:
     """(pairs,) whether both sentences of a pair are the same tokens. The good ones come first, then the bad ones."""
-    pairs = len(sentences) // 2
-    starts = sentences.starts
-    same = []
-    for good, bad in zip(range(pairs), range(pairs, 2 * pairs), strict=True):
-        of_good = sentences.tokens[starts[good] : sentences.ends[good]]
-        of_bad = sentences.tokens[starts[bad] : sentences.ends[bad]]
-        same.append(np.array_equal(of_good, of_bad))
-    return np.array(same)
+    good, bad = np.split(sentences.originals, 2)
+    return good == bad
 
 
 def warn_of_same_tokens(stats: dict[str, Any], model: Artifact) -> None:

@@ -85,8 +85,7 @@ def pairs(folder: Path) -> None:
     parts = {"part/all": np.ones(6, bool), "part/some": np.arange(6) < 3}
     ends = np.arange(5, 61, 5)
     groups = np.array(list("abcabc"))
-    same = groups == "a"
-    np.savez(folder / "pairs.npz", tokens=tokens, words=tokens // 2, ends=ends, groups=groups, same=same, **parts)
+    np.savez(folder / "pairs.npz", tokens=tokens, words=tokens // 2, ends=ends, groups=groups, **parts)
 
 
 @pytest.fixture(scope="module")

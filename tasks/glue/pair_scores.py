@@ -70,17 +70,15 @@ def main_accuracy(stats: dict[str, Any]) -> Accuracy:
     return Accuracy(**stats["parts"][EVERY][METRICS[0]])
 
 
-def summary(scored: "pd.DataFrame") -> dict[str, Any]:
-    """The accuracies of some pairs by both metrics, and how many pairs and groups these are."""
-    right = {metric: is_right(scored, metric) for metric in METRICS}
-    return summarize(right, scored["group"].to_numpy())
+def summarize(right: dict[str, np.ndarray], groups: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
+    """The accuracies of some pairs by both metrics, and how many pairs and groups these are.
 
-
-def summarize(right: dict[str, np.ndarray], groups: np.ndarray) -> dict[str, Any]:
-    """The same of pairs in arrays. right: (pairs,) by metric, as `is_right`; groups: (pairs,) that of each."""
-    found: dict[str, Any] = {"pairs": len(groups), "groups": len(set(groups))}
+    right: (pairs,) by metric, as `is_right`; groups: (pairs,) that of each; rows: the numbers or the mask of the pairs.
+    """
+    chosen = groups[rows]
+    found: dict[str, Any] = {"pairs": len(chosen), "groups": len(set(chosen))}
     for metric in METRICS:
-        found[metric] = accuracy_of(right[metric], groups)._asdict()
+        found[metric] = accuracy_of(right[metric][rows], chosen)._asdict()
     return found
 
 
@@ -106,14 +104,18 @@ def parts_of(table: "pd.DataFrame") -> dict[str, np.ndarray]:
 
 def statistics(scored: "pd.DataFrame", name: str) -> dict[str, Any]:
     """What the stage returns of scored pairs. `name`: of the set."""
+    right = {metric: is_right(scored, metric) for metric in METRICS}
+    groups = scored["group"].to_numpy()
+    of_fields = scored.groupby("field").indices
+    of_groups = scored.groupby("group").indices
     found: dict[str, Any] = {
         "set": name,
         "pairs": len(scored),
         "groups": int(scored["group"].nunique()),
-        "parts": {part: summary(scored[rows]) for part, rows in parts_of(scored).items()},
-        "fields": {str(field): summary(rows) for field, rows in scored.groupby("field") if field},
-        "by_group": {str(group): summary(rows) for group, rows in scored.groupby("group")},
-        "ties": {metric: int((is_right(scored, metric) == 0.5).sum()) for metric in METRICS},
+        "parts": {part: summarize(right, groups, rows) for part, rows in parts_of(scored).items()},
+        "fields": {str(field): summarize(right, groups, rows) for field, rows in of_fields.items() if field},
+        "by_group": {str(group): summarize(right, groups, rows) for group, rows in of_groups.items()},
+        "ties": {metric: int((right[metric] == 0.5).sum()) for metric in METRICS},
         "same_sentences": int((scored["good"] == scored["bad"]).sum()),
         "same_tokens": int(scored["same_tokens"].sum()),
     }
