@@ -16,7 +16,8 @@ import card
 from model.checkpoint import METRICS
 from model.errors import InputError
 
-LOCK, LOG = "apart.lock", "apart.log"
+LOCK = "apart.lock"
+LOG = "apart.log"
 LAST_LINES = 12
 SHOWN = ("step", "fraction", "seconds", "loss", "tokens_per_second", "mfu")  # of the metrics
 

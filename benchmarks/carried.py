@@ -27,7 +27,9 @@ TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")
 ROWS_A_FILE = 1 << 15  # sequences; some 4.5 MB of 128 tokens each
 # tokens are two bytes each; one byte of context before them says little
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0, "lp": 1, "pb": 1}]
-GLUE, PAIRS, STAGE = "glue.npz", "pairs.npz", "stage.json"
+GLUE = "glue.npz"
+PAIRS = "pairs.npz"
+STAGE = "stage.json"
 ARRAYS = ("tokens", "ends", "labels")  # of finetuning.Examples
 PART = "part/"  # before the names of a set's parts
 

@@ -26,7 +26,9 @@ from model import machine
 from model.clock import Clock
 from model.settings import Architecture, Training
 
-ENTRIES, LENGTH = 32_768, 128  # of recipes that name none
+# of recipes that name none
+ENTRIES = 32_768
+LENGTH = 128
 SIZES = ("layers", "hidden", "heads", "intermediate")
 
 
@@ -105,7 +107,8 @@ def settings(recipe: str, changes: dict) -> tuple[Architecture, Training]:
         return Architecture(**architecture), Training(**training)
     except ValidationError as error:
         problem = error.errors()[0]
-        where, message = ".".join(map(str, (recipe, *problem["loc"]))), problem["msg"].removeprefix("Value error, ")
+        where = ".".join(map(str, (recipe, *problem["loc"])))
+        message = problem["msg"].removeprefix("Value error, ")
         value = f" (found {problem['input']!r})" if problem["loc"] else ""
         raise InputError(f"{where}: {message}{value}.") from error
 

@@ -31,7 +31,10 @@ from model.masking import Corpus
 from model.pretraining import Pretraining
 from model.settings import SPECIALS, Finetuning
 
-VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 1024, 64, 32, 16
+VOCABULARY = 1024
+LENGTH = 64
+BATCH = 32
+MICRO_BATCH = 16
 SIZES = {"layers": 3, "hidden": 128, "heads": 2, "intermediate": 384}
 REFERENCE = Machine(torch.device("cpu"), torch.float32, False, MICRO_BATCH)
 LAYOUTS = {  # a recipe, and changes to its architecture
@@ -49,7 +52,8 @@ LAYOUTS = {  # a recipe, and changes to its architecture
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CHECKS = ("gradients", "padded")
 RECORDED = "recorded"  # one more check, of GPUs
-STEPS, INPUTS = 12, (20, 52)  # of finetuning; the longest inputs of its batches, tokens, in turn
+STEPS = 12  # of finetuning
+INPUTS = (20, 52)  # the longest inputs of its batches, tokens, in turn
 # Largest relative error of a step's loss. On a CPU, rounding makes 5e-7 in fp32 and 0.003 in bf16; inputs, labels or a
 # rate of another step make 0.18 or more.
 FAR_LOSS = 0.02

@@ -40,12 +40,15 @@ from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, vocabulary
 
 LIMIT_BYTES = 50_000_000  # of text that the limits are measured on
-READING, TOKENIZERS, TRAINING = "reading", "tokenizers", "training"
+READING = "reading"
+TOKENIZERS = "tokenizers"
+TRAINING = "training"
 
 
 def read_alone(files: list[Path]) -> list[str]:
     """The beginning of the text, decompressed and parsed."""
-    texts, size = [], 0
+    texts = []
+    size = 0
     for path in files:
         with path.open("rb") as file:
             lines = file
@@ -63,7 +66,8 @@ def limits(files: list[Path], words: Artifact) -> dict[str, float]:
     """What the libraries do alone, in megabytes of text per CPU second."""
     tokenizer = load_tokenizer(words.path)
     learner = Tokenizer(type(tokenizer.model)(unk_token="[UNK]"))
-    learner.normalizer, learner.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    learner.normalizer = tokenizer.normalizer
+    learner.pre_tokenizer = tokenizer.pre_tokenizer
     trainer = trainers.WordPieceTrainer(vocab_size=tokenizer.get_vocab_size(), show_progress=False)
     times = [time.process_time()]
     texts = read_alone(files)
@@ -86,10 +90,12 @@ def run_chain(given: argparse.Namespace) -> list[Step]:
     text = download.fn(Download(source="files", files=[str(file) for file in given.files], documents=0))
     made = [("download", text, text, READING)]
     for method in given.deduplicate:  # one at a time, so that each has a row
-        source, text = text, deduplicate.fn(Deduplicate(methods=[method]), text)
+        source = text
+        text = deduplicate.fn(Deduplicate(methods=[method]), text)
         made.append((f"deduplicate, {method}", text, source, READING))
     if given.glue:
-        source, text = text, decontaminate.fn(Decontaminate(data=str(given.glue)), text)
+        source = text
+        text = decontaminate.fn(Decontaminate(data=str(given.glue)), text)
         made.append(("decontaminate", text, source, TOKENIZERS))
     settings = Vocabulary(entries=given.entries, characters=given.characters)
     measures = measure.fn(Measure(normaliser=settings.normaliser(), max_removed=1), text)
@@ -115,13 +121,16 @@ def measure_chain(given: argparse.Namespace, workers: int) -> list[dict]:
         os.environ["CRAM_ARTIFACTS"] = store
         start = time.perf_counter()
         steps = run_chain(given)
-        seconds, rows, read = time.perf_counter() - start, [], {}
+        seconds = time.perf_counter() - start
+        rows = []
+        read = {}
         alone = limits(given.files, next(made for name, made, *_ in steps if name == "vocabulary"))
         for name, made, source, limit in steps:
             if source not in read:
                 every = (table["text"] for part in parts_of(source) for table in tables(part, ("text",)))
                 read[source] = sum(len(view) for column in every for view in views(column)) / 1e6
-            about, peaks = made.manifest, made.manifest["peak_memory_mib"]
+            about = made.manifest
+            peaks = made.manifest["peak_memory_mib"]
             used = about["seconds"], about["cpu_seconds"], peaks["process"], peaks["largest_worker"]
             done = row(name, read[source], *used, limit)
             rows.append(done | {"fraction_of_limit": done["mb_per_cpu_second"] / alone[limit]})

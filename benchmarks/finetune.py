@@ -38,12 +38,17 @@ from model.finetuning import Classifier
 from model.settings import Finetuning
 
 CLASSES = 2
-FIRST_WORD, ENDS = 5, (2, 3)  # fixed by the vocabulary: tokens below are special; [CLS] and [SEP]
+# fixed by the vocabulary
+FIRST_WORD = 5  # tokens below are special
+ENDS = (2, 3)  # [CLS] and [SEP]
 ZIPF = 1.29  # how fast words become rare, so that as many differ as in CoLA
 COLA = 8551  # examples of its training data
-OURS, TRAINER, SEVERAL = "cram", "Trainer", "Trainer, by length, several"
+OURS = "cram"
+TRAINER = "Trainer"
+SEVERAL = "Trainer, by length, several"
 STRATEGIES = {TRAINER: "random", SEVERAL: "group_by_length"}
-RATE, CPU = "examples_per_second", "cpu_seconds_per_1000_examples"
+RATE = "examples_per_second"
+CPU = "cpu_seconds_per_1000_examples"
 DROPOUTS = (  # the fields of transformers' configurations
     *("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout"),
     *("hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -52,7 +57,8 @@ DROPOUTS = (  # the fields of transformers' configurations
 
 def synthetic(count: int, vocabulary: int) -> finetuning.Examples:
     """Like CoLA with the pocket vocabulary: 11.5 tokens per example, half of them 8 to 14; 5,600 different tokens."""
-    random, words = np.random.default_rng(0), vocabulary - FIRST_WORD
+    random = np.random.default_rng(0)
+    words = vocabulary - FIRST_WORD
     lengths = np.clip(np.exp(random.normal(2.37, 0.38, count)).round().astype(int), 4, 47)
     shares = np.arange(1, words + 1) ** -ZIPF
     tokens = FIRST_WORD + random.choice(words, lengths.sum(), p=shares / shares.sum())
@@ -67,7 +73,8 @@ def ours(folder: Path, given: finetuning.Examples, tuning: Finetuning, seed: int
     torch.set_num_threads(threads)
     here = machine.detect()
     torch.zeros(1, device=here.device)  # starts a GPU before the clock
-    begin, cpu = time.monotonic(), time.process_time()
+    begin = time.monotonic()
+    cpu = time.process_time()
     encoder = export.load(folder)
     peer, _ = layouts.transformers_model(encoder.architecture)
     head = "native" if peer else "tanh"
@@ -106,7 +113,8 @@ def theirs(
     if here.device.type == "cpu":
         machine.keep_heap()
     torch.zeros(1, device=here.device)
-    begin, cpu = time.monotonic(), time.process_time()
+    begin = time.monotonic()
+    cpu = time.process_time()
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=CLASSES)
     for name in DROPOUTS:
         if hasattr(config, name):
@@ -159,7 +167,8 @@ def arguments(tuning: Finetuning, here: machine.Machine, seed: int, strategy: st
 
 def turn(name: str, folder: Path, train: finetuning.Examples, tuning: Finetuning, seeds: int) -> dict:
     """All seeds once, of ours or of a peer's, in processes of their own."""
-    cores, cuda = limits.cores(), machine.detect().device.type == "cuda"
+    cores = limits.cores()
+    cuda = machine.detect().device.type == "cuda"
     at_once = 1 if name == TRAINER or cuda else min(cores, seeds)
     threads = max(1, cores // at_once)
     work = [(folder, train, tuning, seed, threads) for seed in range(seeds)]
@@ -216,7 +225,8 @@ def main() -> None:
     names = (OURS, *STRATEGIES) if given.peers and common.installed("transformers", "accelerate") else (OURS,)
     tuning = Finetuning(epochs=given.epochs)
     with tempfile.TemporaryDirectory() as folder, common.input_errors(parser):
-        here, encoder = machine.detect(), write_model(given.recipe, given, Path(folder))
+        here = machine.detect()
+        encoder = write_model(given.recipe, given, Path(folder))
         _, why = layouts.transformers_model(encoder.architecture)
         if len(names) > 1 and why:
             raise InputError(f"There are no peers of recipe {given.recipe!r}: {why}")

@@ -34,9 +34,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SOURCES, WORDS, TOKENS, ENTRIES = 22, 5_000_000, 16, 32_768
+SOURCES = 22
+WORDS = 5_000_000
+TOKENS = 16
+ENTRIES = 32_768
 MIXED = 0x9E3779B1  # odd, so that the made-up words begin with every digit
-KNOWN_FIRST, COPIES = 0.1, 0.05  # of documents: have a digest in common with others; are in a bucket with another one
+# shares of documents
+KNOWN_FIRST = 0.1  # that have a digest in common with others
+COPIES = 0.05  # that are in a bucket with another one
 
 
 def random_of(part: int) -> np.random.Generator:
@@ -99,7 +104,8 @@ def make_minhash(work: Path, each: int, parts: int) -> None:
     for part in range(parts):
         keys = random_of(part).integers(0, 1 << 64, (bands, each), np.uint64)
         keys[0, random_of(part).random(each) < COPIES] >>= np.uint64(42)
-        documents, order = position(part, np.arange(each)), np.argsort(keys.ravel(), kind="stable")
+        documents = position(part, np.arange(each))
+        order = np.argsort(keys.ravel(), kind="stable")
         save_sorted(work / f"buckets/{part:05d}-000", keys.ravel()[order], documents[order % each])
         save_pairs(work / f"pairs/same-{part:05d}", documents, documents, documents < 0)
 
@@ -239,7 +245,9 @@ def measured(step: Callable, work: Path, each: int, parts: int) -> dict:
 
     reset_usage()
     begun = peak_memory()["process"]  # torch, which the benchmarks share
-    before, cpu, start = read(), time.process_time(), time.perf_counter()
+    before = read()
+    cpu = time.process_time()
+    start = time.perf_counter()
     step(work, each, parts)
     found = {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - start}
     return found | {"peak_mib": peak_memory()["process"] - begun, "gigabytes_read": (read() - before) / 1e9}

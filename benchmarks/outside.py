@@ -97,7 +97,8 @@ def train_tokenizer(documents: list[str], given: argparse.Namespace) -> PreTrain
 
 def blocks(documents: list[str], tokenizer: PreTrainedTokenizerFast, length: int) -> np.ndarray:
     """(n, length) uint16: documents with [CLS] and [SEP], joined and cut, as run_mlm.py does."""
-    fast, streams = tokenizer.backend_tokenizer, []
+    fast = tokenizer.backend_tokenizer
+    streams = []
     fast.encode_special_tokens = True  # a literal [MASK] is text
     for first in range(0, len(documents), AT_ONCE):
         encoded = fast.encode_batch_fast(documents[first : first + AT_ONCE])
@@ -139,11 +140,14 @@ def pretrain(given: argparse.Namespace, here: machine.Machine, seed: int, home: 
     forward = torch.compile(model) if given.compile else model
     masked = masking(tokenizer, given.masks)
     adamw = torch.optim.AdamW(model.parameters(), lr=given.rate, fused=True, **ADAMW)
-    held, predictor = held_out(given.data, tokenizer, given.length), Predictor(model, tokenizer.pad_token_id)
+    held = held_out(given.data, tokenizer, given.length)
+    predictor = Predictor(model, tokenizer.pad_token_id)
     operations = operations_per_token(given)
     counts_cpu_time = not given.minutes and here.device.type == "cpu"
     clock = CpuClock() if counts_cpu_time else Clock()
-    batches, step, evaluations = shuffled(len(rows), given.batch, seed), 0, []
+    batches = shuffled(len(rows), given.batch, seed)
+    step = 0
+    evaluations = []
     with clock:
         while True:
             read = step * given.batch * given.length
@@ -174,7 +178,8 @@ def pretrain(given: argparse.Namespace, here: machine.Machine, seed: int, home: 
 
 def shuffled(count: int, size: int, seed: int) -> Iterator[np.ndarray]:
     """The rows of batches, epoch after epoch, each in another order."""
-    order, waiting = np.random.default_rng(seed), np.zeros(0, int)
+    order = np.random.default_rng(seed)
+    waiting = np.zeros(0, int)
     while True:
         while len(waiting) < size:
             waiting = np.append(waiting, order.permutation(count))
@@ -214,7 +219,8 @@ class Predictor(nn.Module):
 
     def __init__(self, model: nn.Module, pad: int) -> None:
         super().__init__()
-        self.model, self.pad = model, pad
+        self.model = model
+        self.pad = pad
 
     def losses(self, tokens_BS: Tensor, places_M: Tensor, labels_M: Tensor, padded: bool) -> Tensor:
         """The cross-entropy (M,), nats, at these places, which are numbered through the whole batch."""
@@ -235,7 +241,8 @@ def held_out(data: Path, tokenizer: PreTrainedTokenizerFast, length: int) -> Hel
 def finetune(given: argparse.Namespace, here: machine.Machine, task: str, seed: int, home: Path) -> dict:
     """Finetune by run_glue.py's settings: the score on the validation data."""
     transformers.set_seed(seed)
-    about, tokenizer = GLUE_TASKS[task], transformers.AutoTokenizer.from_pretrained(home)
+    about = GLUE_TASKS[task]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(home)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(home, num_labels=about.classes)
     splits: dict[str, Dataset] = {}
     for split in ("train", "validation"):
@@ -305,7 +312,9 @@ def main() -> None:
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with common.input_errors(parser):
-        here, losses, scores = machine.detect(), [], {}
+        here = machine.detect()
+        losses = []
+        scores = {}
         if given.cpu_seconds:
             common.check_cpu(here)
         about = about_of(given, here)
@@ -315,10 +324,8 @@ def main() -> None:
             losses.append(made["heldout"])
             print(f"seed {seed}: {made['tokens']:,} tokens, {losses[-1]['nats_per_byte']['value']:.4f} nats per byte")
             for task in given.tasks if given.glue else []:
-                work, data = (
-                    (given, here, task, seed, home),
-                    common.digest(glue.identity(by_name(task, str(given.glue)))),
-                )
+                work = (given, here, task, seed, home)
+                data = common.digest(glue.identity(by_name(task, str(given.glue))))
                 score = kept(home / f"{task}-{data}.json", lambda work=work: finetune(*work))["score"]
                 scores.setdefault(task, []).append(score)
     rows = [["", f"ModernBERT, {given.entries:,} entries"]]

@@ -55,7 +55,8 @@ from tasks.minimal_pairs import trained_before
 from tasks.store.artifacts import Artifact
 from tasks.text.tokenizer import load_tokenizer
 
-UPOS, DEPREL = "UPOS", "deprel"
+UPOS = "UPOS"
+DEPREL = "deprel"
 ID, FORM, HEAD = (conll.UNIVERSAL.index(name) for name in ("id", "form", "head"))
 PLACES = {UPOS: conll.UNIVERSAL.index("upos"), DEPREL: conll.UNIVERSAL.index("deprel")}  # of the labels' columns
 EMPTY = "_"
@@ -63,7 +64,10 @@ TRAIN = "train"
 JUDGED = ("dev", "test")
 ROOT = -1  # in place of a head
 UNKNOWN = -1  # the number of a label that the training file doesn't have
-BATCH, STEPS, RATE = 1024, 2000, 1e-2  # ten passes over 200,000 words; more, or other rates, gain nothing (docs/log/)
+# ten passes over 200,000 words; more, or other rates, gain nothing (docs/log/)
+BATCH = 1024
+STEPS = 2000
+RATE = 1e-2
 LEAST = 1e-6  # deviation of a component, so that a constant one stays finite
 
 

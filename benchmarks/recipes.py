@@ -68,7 +68,8 @@ def read(folder: Path) -> Corpus:
             sequences = np.concatenate([np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) for path in files])
         else:
             sequences = np.load(folder / "sequences.npy", mmap_mode="r")
-        held, stats = Heldout.load(folder), json.loads((folder / "stage.json").read_text(encoding="utf-8"))["stats"]
+        held = Heldout.load(folder)
+        stats = json.loads((folder / "stage.json").read_text(encoding="utf-8"))["stats"]
         if held.sequences.max() >= stats["entries"] or len(sequences) != stats["sequences"]:
             found = f"{len(sequences)} sequences, token {held.sequences.max()}"
             raise ValueError(f"{found}; expected {stats['sequences']} sequences, {stats['entries']} entries")
@@ -134,13 +135,15 @@ def changes(texts: list[str], names: list[str]) -> dict[str, dict]:
 
 def train(name: str, about: dict, corpus: Corpus, here: machine.Machine, folder: Path, keep: bool) -> dict:
     """The result of a run: from the folder, or else trained, from its checkpoint if it was interrupted."""
-    home, training = folder / f"{about['recipe']}-{common.digest(about)}", Training(**about["training"])
+    home = folder / f"{about['recipe']}-{common.digest(about)}"
+    training = Training(**about["training"])
     if (home / RESULT).exists():
         return json.loads((home / RESULT).read_text(encoding="utf-8"))
     home.mkdir(exist_ok=True)
     bert = Bert(Architecture(**about["architecture"]), corpus.vocabulary, corpus.length, seed=training.seed)
     order = np.random.default_rng(training.seed).permutation(len(corpus.sequences))
-    shuffled, tenth = replace(corpus, sequences=corpus.sequences[order]), 0
+    shuffled = replace(corpus, sequences=corpus.sequences[order])
+    tenth = 0
 
     def report(fraction: float, note: str) -> None:
         nonlocal tenth
@@ -175,7 +178,9 @@ def beside(texts: list[str], first: dict, held: Heldout, seeds: int) -> dict[str
     """
     if texts and first["training"]["budget_unit"] != "hours":
         raise InputError("--beside compares runs of the same time. Give runs of --cpu-seconds or --hours.")
-    seconds, results = round(3600 * first["training"]["budget"], 6), {}  # as given: the budget is a fraction of an hour
+    # as given: the budget is a fraction of an hour
+    seconds = round(3600 * first["training"]["budget"], 6)
+    results = {}
     expected = {"cpu_seconds": seconds} if "clock" in first else {"minutes": seconds / 60}
     expected["machine"] = first["machine"]
     for name, _, folder in (text.rpartition("=") for text in texts):
@@ -224,7 +229,8 @@ def compare(results: dict[str, list[dict]], bytes_D: np.ndarray) -> dict[str, di
     by each axis, and what it spent. On all held-out text: nats per word, character and byte, what of the latter is for
     the numbers of pieces, and the difference to the first recipe with its standard error over documents.
     """
-    first, compared = next(iter(results.values())), {}
+    first = next(iter(results.values()))
+    compared = {}
     means = {name: np.mean([r["heldout"]["nats_of_documents"] for r in runs], axis=0) for name, runs in results.items()}
     for name, runs in results.items():
         places = [[evaluation["fraction"] for evaluation in run["evaluations"]] for run in runs]
@@ -244,7 +250,8 @@ def compare(results: dict[str, list[dict]], bytes_D: np.ndarray) -> dict[str, di
 
 def table(comparison: dict) -> str:
     """The comparison as text, with a column for each recipe."""
-    recipes, seeds = comparison["recipes"], comparison["seeds"]
+    recipes = comparison["recipes"]
+    seeds = comparison["seeds"]
     rows = [["nats per byte after", *recipes]]
     for number, tenth in enumerate(TENTHS):
         rows.append([f"{tenth:.0%}", *(cell(one["curve"][number], 4) for one in recipes.values())])
@@ -278,7 +285,8 @@ def picture(results: dict[str, list[dict]], path: Path) -> None:
     for row, runs in enumerate(results.values()):
         losses = [run["heldout"]["nats_per_byte"]["value"] for run in runs]
         panel.plot(losses, [row] * len(losses), "o", color=f"C{row}", alpha=0.6)
-        mean, lengths = statistics.fmean(losses), runs[0]["heldout"]["length_nats_per_byte"]
+        mean = statistics.fmean(losses)
+        lengths = runs[0]["heldout"]["length_nats_per_byte"]
         panel.plot([mean], [row], "|", color=f"C{row}", markersize=18)
         panel.plot([mean - lengths, mean], [row, row], color=f"C{row}", linewidth=1)
     panel.set_yticks(range(len(results)), list(results))
@@ -296,13 +304,18 @@ def run_all(given: argparse.Namespace) -> tuple[dict, dict[str, list[dict]]]:
     if len(names) < len(given.recipe):
         raise InputError(f"Two of {', '.join(given.recipe)} have the same name; write NAME=RECIPE.")
     unit = next(unit for unit in BUDGETS if getattr(given, unit) is not None)
-    amount, here, clock = getattr(given, unit), machine.detect(), Clock
-    budget, where = {"budget": amount, "budget_unit": unit}, {"machine": here.describe(), "torch": torch.__version__}
+    amount = getattr(given, unit)
+    here = machine.detect()
+    clock = Clock
+    budget = {"budget": amount, "budget_unit": unit}
+    where = {"machine": here.describe(), "torch": torch.__version__}
     if unit == "cpu_seconds":
         common.check_cpu(here)
-        where, clock = where | {"clock": "CPU seconds"}, CpuClock
+        where = where | {"clock": "CPU seconds"}
+        clock = CpuClock
         budget = {"budget": amount / 3600, "budget_unit": "hours"}
-    changed, corpus_of = changes(given.set, list(names)), corpora(given.data, list(names))
+    changed = changes(given.set, list(names))
+    corpus_of = corpora(given.data, list(names))
     chosen = {name: common.settings(recipe, budget | changed[name]) for name, recipe in names.items()}
     results: dict[str, list[dict]] = {name: [] for name in names}
     for seed in range(given.seeds):  # with the recipes in turn, in case the machine changes its speed

@@ -52,7 +52,8 @@ WARM_UP = 2  # steps
 PEERS = ("BERT", "ModernBERT")
 LEFT_OUT = -100  # the label of tokens that are not predicted
 CLIP = 1.0  # the peers' largest gradient norm
-RATE, CPU = "tokens_per_second", "cpu_seconds_per_1000_tokens"
+RATE = "tokens_per_second"
+CPU = "cpu_seconds_per_1000_tokens"
 CODE_VARIANTS = 64  # that torch.compile keeps of one function: each model is one
 
 
@@ -95,7 +96,8 @@ class Case:
 
     def corpus(self) -> Corpus:
         """A batch of random sequences, and a held-out sequence."""
-        shape, kind = (self.training.batch_size + 1, self.length), np.uint16 if self.vocabulary <= 2**16 else np.uint32
+        shape = (self.training.batch_size + 1, self.length)
+        kind = np.uint16 if self.vocabulary <= 2**16 else np.uint32
         rows = np.random.default_rng(0).integers(len(SPECIALS), self.vocabulary, shape, dtype=kind)
         return Corpus(rows[1:], Heldout.of_rows(rows[:1]), self.vocabulary)
 
@@ -113,7 +115,8 @@ def case_of(recipe: str, compiled: bool, given: argparse.Namespace) -> Case:
 
 def ours(case: Case, here: machine.Machine) -> dict:
     """Train in our loop: the size of the model and of micro-batches, and the seconds of the steps after the warm-up."""
-    bert, cpu = Bert(case.architecture, case.vocabulary, case.length), []
+    bert = Bert(case.architecture, case.vocabulary, case.length)
+    cpu = []
     with tempfile.TemporaryDirectory() as folder:
         run = Pretraining(bert, case.training, case.corpus(), here, Path(folder))
         # off the clock, but not off the CPU time
@@ -135,7 +138,8 @@ def peer_model(case: Case) -> nn.Module:
     """The model of transformers."""
     import transformers
 
-    a, dropout = case.architecture, case.training.dropout
+    a = case.architecture
+    dropout = case.training.dropout
     sizes = {"vocab_size": case.vocabulary, "num_hidden_layers": a.layers, "hidden_size": a.hidden}
     sizes |= {"num_attention_heads": a.heads, "intermediate_size": inner(a), "max_position_embeddings": case.length}
     sizes |= token_ids(SPECIALS)
@@ -149,7 +153,9 @@ def peer_model(case: Case) -> nn.Module:
 
 def theirs(case: Case, here: machine.Machine) -> dict:
     """Train in the peers' loop; returns the same as `ours`."""
-    corpus, training, size = case.corpus(), case.training, here.micro_batch
+    corpus = case.corpus()
+    training = case.training
+    size = here.micro_batch
     steps = int(training.budget) // (training.batch_size * case.length)
     tokens_BS, positions_BK, labels_BK = masking.mask(corpus.sequences, 0, case.masks, corpus, seed=0)
     labels_BS = np.full_like(tokens_BS, LEFT_OUT)
@@ -164,7 +170,8 @@ def theirs(case: Case, here: machine.Machine) -> dict:
     for number in range(steps):
         if number == WARM_UP:
             wait()
-            begin, cpu = time.perf_counter(), time.process_time()
+            begin = time.perf_counter()
+            cpu = time.process_time()
         for micro_batch in batch:
             with here.autocast():
                 loss = forward(**micro_batch).loss / len(batch)
@@ -206,7 +213,8 @@ def measure(case: Case, here: machine.Machine) -> dict:
 def row(case: Case, turns: list[dict], first: list[dict], limit: float) -> dict:
     """A row of the table. `limit`: GFLOP/s of matrix products."""
     medians = common.medians(turns, first, RATE, (CPU,))
-    gflop, compiled = medians[RATE] * case.operations() / 1e9, turns[0]["compiled"]
+    gflop = medians[RATE] * case.operations() / 1e9
+    compiled = turns[0]["compiled"]
     return {
         "name": case.name + (" (failed: eager)" if case.compiled > compiled else ""),
         **{name: turns[0][name] for name in ("parameters", "micro_batch", "compiled", "memory_gb")},

@@ -79,7 +79,8 @@ class Store:
     """A directory of artifacts, and the names of those that have been in it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.seen = folder, set()
+        self.folder = folder
+        self.seen = set()
 
     def artifacts(self, stage: str = "[!.]*") -> dict[str, Path]:
         """The published directories by name."""
@@ -98,7 +99,8 @@ class Store:
 
     def problems(self) -> list[str]:
         """What is half-written, damaged or lost."""
-        wrong, found = [], self.artifacts()
+        wrong = []
+        found = self.artifacts()
         for name, path in found.items():
             try:
                 about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -199,7 +201,10 @@ class Bench:
     """The undisturbed runs, and what the faults share."""
 
     def __init__(self, folder: Path, quick: bool) -> None:
-        self.folder, self.made, self.failed, self.random = folder, 0, 0, random.Random()
+        self.folder = folder
+        self.made = 0
+        self.failed = 0
+        self.random = random.Random()
         self.rounds = 1 if quick else 5
         self.stages = ("decontaminate", "pretrain") if quick else STAGES
         self.reference = self.store()
@@ -236,7 +241,8 @@ class Bench:
         row.check(store)
         wrong = [] if run.code == 0 and "Traceback" not in run.text else [f"the rerun failed: {run.text[-1500:]}"]
         if not row.problems and not wrong:
-            found, stages = store.contents(), (*before(until), until)
+            found = store.contents()
+            stages = (*before(until), until)
             wanted = found.keys() | {name for name in self.first if name.split("/")[0] in stages}
             wrong = [
                 f"{name} is not as undisturbed" for name in sorted(wanted) if found.get(name) != self.all.get(name)
@@ -252,7 +258,8 @@ class Bench:
     @contextmanager
     def case(self, fault: str, stage: str, *stages: str) -> Iterator[tuple[Row, Store]]:
         """A row and a store that has these stages. In the end the row is printed."""
-        row, store = Row(fault, stage), self.store(*stages)
+        row = Row(fault, stage)
+        store = self.store(*stages)
         try:
             yield row, store
         except Exception as error:
@@ -263,7 +270,8 @@ class Bench:
         """In each round the runs on one store meet the fault once in every stage; then one goes on to the end."""
         rows = {stage: Row(fault, stage, times=0) for stage in STAGES}
         for _ in range(rounds):
-            store, last = self.store(), Row("", "")
+            store = self.store()
+            last = Row("", "")
             with mounted("-t", "tmpfs", "-o", "size=64m", "none", store.folder) if mount else nullcontext():
                 for stage, row in rows.items():
                     try:

@@ -163,9 +163,9 @@ def score_pairs(table: "pd.DataFrame", model: Artifact, before: str, work: Path)
     check_finite(scores, model)
     of_sentences = {"tokens": sentences.lengths} | found
     columns = {"same_tokens": same_tokens(sentences)}
-    for side, part in zip(sets.SIDES, (slice(len(table)), slice(len(table), None)), strict=True):
-        for name, values in of_sentences.items():
-            columns[f"{side}_{name}"] = values[part]
+    for name, values in of_sentences.items():
+        of_good, of_bad = np.split(values, 2)
+        columns |= {f"good_{name}": of_good, f"bad_{name}": of_bad}
     return table.assign(**columns)
 
 

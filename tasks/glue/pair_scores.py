@@ -105,21 +105,28 @@ def parts_of(table: "pd.DataFrame") -> dict[str, np.ndarray]:
 def statistics(scored: "pd.DataFrame", name: str) -> dict[str, Any]:
     """What the stage returns of scored pairs. `name`: of the set."""
     right = {metric: is_right(scored, metric) for metric in METRICS}
-    groups = scored["group"].to_numpy()
-    of_fields = scored.groupby("field").indices
-    of_groups = scored.groupby("group").indices
     found: dict[str, Any] = {
         "set": name,
         "pairs": len(scored),
         "groups": int(scored["group"].nunique()),
-        "parts": {part: summarize(right, groups, rows) for part, rows in parts_of(scored).items()},
-        "fields": {str(field): summarize(right, groups, rows) for field, rows in of_fields.items() if field},
-        "by_group": {str(group): summarize(right, groups, rows) for group, rows in of_groups.items()},
+        **accuracies(scored, right),
         "ties": {metric: int((right[metric] == 0.5).sum()) for metric in METRICS},
         "same_sentences": int((scored["good"] == scored["bad"]).sum()),
         "same_tokens": int(scored["same_tokens"].sum()),
     }
     return found | {"table": [row_of(part, about) for part, about in parts_and_fields(found)]}
+
+
+def accuracies(scored: "pd.DataFrame", right: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+    """The accuracies by part, field and group. right: (pairs,) by metric, as `is_right`."""
+    groups = scored["group"].to_numpy()
+    of_fields = scored.groupby("field").indices
+    of_groups = scored.groupby("group").indices
+    return {
+        "parts": {part: summarize(right, groups, rows) for part, rows in parts_of(scored).items()},
+        "fields": {str(field): summarize(right, groups, rows) for field, rows in of_fields.items() if field},
+        "by_group": {str(group): summarize(right, groups, rows) for group, rows in of_groups.items()},
+    }
 
 
 def parts_and_fields(stats: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
