@@ -26,9 +26,8 @@ from model import machine
 from model.clock import Clock
 from model.settings import Architecture, Training
 
-# of recipes that name none
-ENTRIES = 32_768
-LENGTH = 128
+ENTRIES = 32_768  # of recipes that name none
+LENGTH = 128  # of these too
 SIZES = ("layers", "hidden", "heads", "intermediate")
 
 

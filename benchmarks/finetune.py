@@ -38,9 +38,8 @@ from model.finetuning import Classifier
 from model.settings import Finetuning
 
 CLASSES = 2
-# fixed by the vocabulary
-FIRST_WORD = 5  # tokens below are special
-ENDS = (2, 3)  # [CLS] and [SEP]
+FIRST_WORD = 5  # as in the vocabulary: tokens below are special
+ENDS = (2, 3)  # [CLS] and [SEP] there
 ZIPF = 1.29  # how fast words become rare, so that as many differ as in CoLA
 COLA = 8551  # examples of its training data
 OURS = "cram"

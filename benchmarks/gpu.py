@@ -107,9 +107,8 @@ from model import machine
 from model.settings import Architecture
 
 KERNELS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
-# of a kernel that is timed
-WARM_UP = 3  # cuDNN plans at the first
-REPEATS = 10
+WARM_UP = 3  # of a kernel that is timed; cuDNN plans at the first
+REPEATS = 10  # that are timed
 STOPPED = 1  # the exit status of a call that was stopped
 RECIPES = ["crammed-bert", "modern", "frontier", "bert-base"]
 RECIPES_OF = {"time-to": ["pocket-frontier"], "states": ["frontier"], "glue": None, "blimp": None}  # None: all trained

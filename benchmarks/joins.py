@@ -39,9 +39,8 @@ WORDS = 5_000_000
 TOKENS = 16
 ENTRIES = 32_768
 MIXED = 0x9E3779B1  # odd, so that the made-up words begin with every digit
-# shares of documents
-KNOWN_FIRST = 0.1  # that have a digest in common with others
-COPIES = 0.05  # that are in a bucket with another one
+KNOWN_FIRST = 0.1  # share of documents that have a digest in common with others
+COPIES = 0.05  # share of documents that are in a bucket with another one
 
 
 def random_of(part: int) -> np.random.Generator:

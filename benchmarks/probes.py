@@ -64,9 +64,8 @@ TRAIN = "train"
 JUDGED = ("dev", "test")
 ROOT = -1  # in place of a head
 UNKNOWN = -1  # the number of a label that the training file doesn't have
-# ten passes over 200,000 words; more, or other rates, gain nothing (docs/log/)
 BATCH = 1024
-STEPS = 2000
+STEPS = 2000  # ten passes over 200,000 words; more, or other rates, gain nothing (docs/log/)
 RATE = 1e-2
 LEAST = 1e-6  # deviation of a component, so that a constant one stays finite
 

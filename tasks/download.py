@@ -32,7 +32,8 @@ from tasks.workers.progress import Progress
 DOCUMENTS_BETWEEN_REPORTS = 256
 MOST_SOURCES = 1000  # every stage counts by source; further names, for example of URLs, are counted as OTHER
 MOST_SETS = 30  # that an error names
-LOST, STATE = "lost.jsonl", "state.json"
+LOST = "lost.jsonl"
+STATE = "state.json"
 COLUMNS = ("column", "source_column")  # params on how rows are read
 OWN_TEXT = (*COLUMNS, "documents_by", "encoding", "extract")  # params on how files are read
 HUB = streams.Split._fields

@@ -215,7 +215,8 @@ ADAPTS = {"adapt": ADAPT, "pocket-adapt": POCKET_ADAPT}  # recipes that begin fr
 # BabyLM
 EPOCHS = 10
 TOKENS_A_WORD = 1.6  # with the entries below 1.4 to 1.7, for English
-STRICT_SMALL, STRICT = (10_000_000, 100_000_000)  # words of the tracks
+STRICT_SMALL = 10_000_000  # words of this track
+STRICT = 100_000_000  # of this one
 SMALL_SIZE: Delta = {"layers": 12, "hidden": 384, "heads": 6, "intermediate": 1152}  # as entries of the track have
 POCKET_SIZE: Delta = {"layers": 4, "hidden": 256, "heads": 4, "intermediate": 768}  # as pocket-frontier
 

@@ -38,7 +38,8 @@ from tasks.text.words import ASCII
 from tasks.tokenize import Tokenize
 from tasks.vocabulary import Vocabulary
 
-BUDGET, UNIT = ("budget", "budget_unit")  # fields of pretraining
+BUDGET = "budget"  # a field of pretraining
+UNIT = "budget_unit"  # another one
 LONGEST_DEFAULT = 40  # characters of a default in a description
 LONGEST_FOUND = 60  # characters of a wrong value in a message
 SAID_WELL = (

@@ -53,7 +53,8 @@ from tasks.corpus.rows import (
 )
 from tasks.corpus.texts import WIKI, text_of
 
-LONGEST_NAME, OTHER = 256, "other"  # characters of a source's name; the name in place of a longer one
+LONGEST_NAME = 256  # characters of a source's name
+OTHER = "other"  # the name in place of a longer one
 NAMES = 4096  # of sources that are kept as they are stored
 
 
@@ -230,7 +231,8 @@ def documents_in(rows: Rows, origin: Origin, text: str = "", same_columns: bool 
     `same_columns`: all rows have the columns of the first. Raises InputError if these have no column with the text, or
     if no record names its source in the column that is asked for.
     """
-    name, options = origin.name, origin.options
+    name = origin.name
+    options = origin.options
     layout = Layout(origin.form, text)
     has_documents = False
     is_named = not options.source_column

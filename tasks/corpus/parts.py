@@ -32,7 +32,8 @@ ROW_GROUP_CHARACTERS = 4_000_000  # a reader of a part holds one row group in me
 BATCH = 1 << 24  # bytes on disk that are worked on together; a part of 32 million characters has some 12 million
 TOTAL = "all"  # the row of the total in tables by source
 DIGEST_RANGE = 2**64
-SAMPLES, SAMPLE_CHARACTERS = 20, 300  # number of sample documents; characters shown of each
+SAMPLES = 20  # documents
+SAMPLE_CHARACTERS = 300  # that are shown of each
 
 
 class Document(NamedTuple):

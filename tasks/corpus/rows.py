@@ -31,7 +31,8 @@ SEPARATOR = re.compile(r'\s*"?sep=([^\r\n])"?[;,\t]*(\r\n?|\n)')  # a first line
 SURROGATE = re.compile("[\ud800-\udfff]")  # which UTF-8 can't represent
 SHOWN = 200  # bytes of a line in a sample
 SAMPLE = reprlib.Repr()  # shows a record with its fields, but not what is in lists and objects
-SAMPLE.maxlevel, SAMPLE.maxdict = 1, 40
+SAMPLE.maxlevel = 1
+SAMPLE.maxdict = 40
 DELIMITERS = ",\t;|"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
 STRINGS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary())

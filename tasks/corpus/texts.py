@@ -17,7 +17,8 @@ from tasks.corpus.rows import SHOWN, Row, Rows, lines_of
 LARGE = 1_000_000  # bytes of a text file that is one document without being asked for
 JSON_LINE = re.compile(rb'\s*\{\s*"\w+"\s*:')  # a text hardly begins so
 UNITS = {"file": "file", "line": "line", "blank-line": "paragraph"}  # what a document is, in reasons of losses
-PAGE, PAGE_END = b"<doc id=", b"</doc>"  # what WikiExtractor writes around a page
+PAGE = b"<doc id="  # what WikiExtractor writes before a page
+PAGE_END = b"</doc>"  # and behind it
 WIKI = re.compile(rb"\s*<doc id=[^\n]*>\r?\n")
 # The beginning of a text file shows what it has instead of prose. Of 59,655 documents of real text in seven languages,
 # with code, laws and mathematics among them, four are refused: test vectors, and lists of addresses and of numbers.

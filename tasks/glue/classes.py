@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_NUMBERS = 50  # different numbers that are taken for classes; more are a measure
-MOST_TAGS, TAGS_A_TOKEN = 300, 0.01  # different tags, as a number and as a share of the tokens; the larger one counts
+MOST_TAGS = 300  # different ones
+TAGS_A_TOKEN = 0.01  # share of the tokens that may be different tags, where that is more than MOST_TAGS
 WHOLE = re.compile(r"-?\d+(\.0*)?")  # a whole number, as pandas writes it where a column has gaps: 3.0
 
 

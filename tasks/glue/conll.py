@@ -15,7 +15,8 @@ from model.wording import counted
 from tasks.corpus.containers import content_of, open_raw, reading
 from tasks.glue.tags import OUTSIDE
 
-TOKENS, TAGS = "tokens", "tags"
+TOKENS = "tokens"
+TAGS = "tags"
 DOCUMENT = "-DOCSTART-"  # a line between documents
 COMMENT = re.compile(r"#(?:$|\s| ?\w+ ?=)")  # how a comment begins that has as many fields as a token, `# id = 1`
 INDEX = re.compile(r"\d+")

@@ -26,7 +26,10 @@ from tasks.glue.tags import as_bioes
 if TYPE_CHECKING:
     import pandas as pd
 
-TEXT, PAIR, TOKENS, TEST = "text", "pair", conll.TOKENS, "test"
+TEXT = "text"
+PAIR = "pair"
+TOKENS = conll.TOKENS
+TEST = "test"
 USUAL = {  # the columns that are tried for a field without a name
     TEXT: (*columns.USUAL, "sentence"),
     TOKENS: ("tokens", "words"),

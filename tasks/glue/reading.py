@@ -130,7 +130,8 @@ def check_split(own: Definition, task: Task, split: str, pieces: list[Piece], no
     import pandas as pd
 
     is_train = split == "train"
-    of_pieces, said = [], []
+    of_pieces = []
+    said = []
     for piece in pieces:
         without = without_text(piece.table, task)
         of_pieces.append(without)

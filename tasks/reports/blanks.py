@@ -38,7 +38,8 @@ CODE = regex.compile(r"[`_=<>{}|\\\\#@]|://")
 LETTERS = regex.compile(r"[\p{L}\p{M}\u200c\u200d]+")
 IDEOGRAPH = regex.compile(r"\p{Han}")
 BEGINNING = 20_000  # characters of a document that are searched
-FEWEST_CHARACTERS, MOST_CHARACTERS = 20, 220  # of a sentence
+FEWEST_CHARACTERS = 20  # of a sentence
+MOST_CHARACTERS = 220
 FEWEST_WORDS = 6
 LEAST_LETTERS = 0.85  # of the characters, with spaces: so that it is prose
 FEWEST_LETTERS = 4  # of a hidden word, but of ideographs, so that most are not the likes of 'the'

@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # importing pandas takes half a second
     import pandas as pd
 
 LOSS = "held-out nats per byte"
-KEPT, NOT_GIVEN = "kept", "not given"  # verdicts of a filter; the second on documents that its input did not have
+KEPT = "kept"  # a verdict of a filter
+NOT_GIVEN = "not given"  # its verdict on documents that its input did not have
 KEY = ["id", "source", "copy"]  # of a document: the copies of an id are numbered in their order
 MEASURED = ["id", "source", "characters", "tokens_per_char", "verdict"]  # what is read of each document
 TEXT_CHARACTERS = 200  # of a sample

@@ -26,7 +26,8 @@ INTERVAL = (5, 95)  # per cent of the resamples
 TEST_SHARE = 0.25  # of the largest run's operations: the runs that must predict it have no more
 START_SHARES = (0.3, 0.7)  # of E in the lowest loss, from which a fit begins
 START_EXPONENTS = (0.15, 0.5)
-LEAST_EXPONENT, MOST_EXPONENT = 0.01, 2
+LEAST_EXPONENT = 0.01
+MOST_EXPONENT = 2
 
 
 @dataclass(frozen=True)

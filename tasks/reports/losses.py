@@ -9,7 +9,8 @@ SAME_LENGTHS = 1e-6  # nats per byte: the same vocabulary has the same cost of t
 BY_FREQUENCIES = 0.9  # of the loss by token frequencies: models that only adapt these to the text have 0.92 to 0.95
 # A standard error from 10 documents is itself uncertain by a quarter, from three by a half; a word's loss varies by
 # some 3 nats, so the mean of 1000 by 0.1
-FEWEST_DOCUMENTS, FEWEST_WORDS = 10, 1000
+FEWEST_DOCUMENTS = 10
+FEWEST_WORDS = 1000
 
 
 def nats(held: dict, unit: str) -> str:

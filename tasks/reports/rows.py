@@ -102,7 +102,9 @@ class Rule(NamedTuple):
     fact: str
 
 
-YES, NO, UNKNOWN = "✓", "✗", "?"
+YES = "✓"
+NO = "✗"
+UNKNOWN = "?"
 LOSS = "nats_per_byte"  # the loss of a study's runs
 
 

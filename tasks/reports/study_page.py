@@ -26,7 +26,8 @@ UNITS = {
     "operations": (("exaFLOP", 1e18), ("petaFLOP", 1e15), ("teraFLOP", 1e12), ("gigaFLOP", 1e9)),
     "seconds": (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)),
 }
-WORDS, EPOCHS = "words at most", "epochs"  # of the training text, among the costs
+WORDS = "words at most"  # of the training text, among the costs
+EPOCHS = "epochs"  # the same
 MOST_ANSWERS = 3  # scores of which the head of the page names the best run
 MOST_LINES = 60  # of the picture of scores, and of a table of them that isn't folded
 VERDICTS = {

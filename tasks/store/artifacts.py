@@ -75,7 +75,9 @@ class Artifact:
         """What the stage counted."""
         return self.manifest["stats"]
 
-    frame, dataset, model = opening.frame, opening.dataset, opening.model
+    frame = opening.frame
+    dataset = opening.dataset
+    model = opening.model
 
 
 def artifact_named(name: str) -> Artifact:

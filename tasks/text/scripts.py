@@ -8,7 +8,8 @@ import numpy as np
 
 from tasks.text.words import Normaliser, normalise
 
-NOTHING, LATIN = "", "LATIN"
+NOTHING = ""
+LATIN = "LATIN"
 OTHERS = {"P": "punctuation", "S": "symbols", "N": "digits", "C": "unassigned or private use"}
 SAME = {"HIRAGANA": "KANA", "KATAKANA": "KANA", "KATAKANA-HIRAGANA": "KANA", "IDEOGRAPHIC": "CJK"}
 BEGINNING = 10_000  # characters, by which the script of a text is known

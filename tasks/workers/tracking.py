@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 FOLDER = ".tracking"  # in the store: files and logs of the trackers, which no stage reads
 ROWS = 80  # of metrics that are read at a time
 LOG_BYTES = 10_000_000  # of a tracker's log, which then begins again
-SECONDS, SECONDS_BEFORE_A_RETRY, SECONDS_TO_END = 5, 60, 15
+SECONDS = 5
+SECONDS_BEFORE_A_RETRY = 60
+SECONDS_TO_END = 15
 TRACKERS = {  # the names of their packages, and of accelerate's trackers; what to do about an error
     "tensorboard": "Is there space, and may this user write there?",
     "wandb": "Run `wandb login`, or set WANDB_MODE=offline and use `wandb sync` later.",
