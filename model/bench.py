@@ -18,10 +18,11 @@ from torch.utils.hooks import RemovableHandle
 
 from model import memory, optimizer
 from model.bert import Bert
+from model.forward import COMPILE_FROM_SECONDS
 from model.heldout import Heldout
 from model.machine import Machine, matrix_rate
 from model.masking import Corpus
-from model.pretraining import COMPILE_FROM_SECONDS, Pretraining
+from model.pretraining import Pretraining
 from model.settings import SPECIALS, Training
 
 EMBEDDING = "embedding"

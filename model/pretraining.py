@@ -19,7 +19,7 @@ from model.clock import Clock
 from model.diagnosis import Course, advice, becomes_hopeless
 from model.errors import InputError
 from model.files import TENTHS, TOKENS
-from model.forward import Forward
+from model.forward import COMPILE_FROM_SECONDS, USUAL_MFU, Forward
 from model.heldout import curve_losses, share_of_curve
 from model.machine import ALONE, Machine, Processes, keep_heap, matrix_rate
 from model.masking import Batches, Corpus
@@ -29,11 +29,6 @@ from model.wording import budget, duration
 
 log = logging.getLogger(__name__)
 EVALUATIONS = 10  # held-out losses over the budget, and one before it
-# Compiling takes 20 to 60 s on CPUs and saves a tenth of a step's time or more there. Beside an H200 it takes up to a
-# minute and saves from 28 % (crammed-bert) to 53 % (frontier). So it pays if the compiled code is used for this long.
-# For a budget of tokens or operations, that time is estimated at this share of the machine's peak rate.
-COMPILE_FROM_SECONDS = {"cpu": 600.0, "cuda": 240.0}
-USUAL_MFU = 0.4
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that the device may still compute when the next one is queued
 
 

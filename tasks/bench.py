@@ -17,8 +17,8 @@ import torch
 from model import bench
 from model.bench import OPTIMIZER, WAITING, Measured, Speed, Trial
 from model.bert import Bert
+from model.forward import COMPILE_FROM_SECONDS
 from model.machine import DTYPES, Machine, matrix_rate
-from model.pretraining import COMPILE_FROM_SECONDS
 from model.settings import Training
 from model.wording import duration
 from tasks.corpus.documents import Found
