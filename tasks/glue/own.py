@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     MetricName = str
 else:
     MetricName = Literal[*chain.from_iterable(METRICS.values())]
-NAMED, DEFINED = TAGS = ("a name", "a definition")  # in the places of errors
+NAMED = "a name"
+DEFINED = "a definition"
+TAGS = (NAMED, DEFINED)  # in the places of errors
 
 
 class Definition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
