@@ -1,6 +1,6 @@
 """Work in a process of its own, which outlives the call that starts it, and which later calls wait for.
 
-A lock on a file in the folder of results tells whether it still works: the kernel releases it when the process ends.
+A lock on a file in the folder of results shows whether it still works: the kernel releases it when the process ends.
 """
 
 import argparse

@@ -19,7 +19,7 @@ PATIENCE = 10.0  # seconds for an answer
 
 
 def now() -> dict[str, float | None]:
-    """The first card's numbers. None for each that it doesn't tell, and for all where there is no card."""
+    """The first card's numbers. None for each that it doesn't report, and for all where there is no card."""
     if shutil.which(COMMAND[0]) is None:
         return dict.fromkeys(FIELDS)
     try:

@@ -272,7 +272,7 @@ def kept(path: Path, make: Callable[[], dict]) -> dict:
 
 
 def text_of(given: argparse.Namespace) -> list[str]:
-    """What tells the text: the corpus, our normalizer and the documents held out."""
+    """What identifies the text: the corpus, our normalizer and the documents held out."""
     try:
         files = [(given.data / name).read_bytes() for name in ("tokenizer.json", HELDOUT_TEXT)]
     except OSError as error:

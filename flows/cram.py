@@ -84,7 +84,7 @@ def warn_of_unused(recipe: str, override: dict, plan: Plan) -> None:
 
 
 def checked_plan(recipe: str, override: dict, until: str, use: dict[str, str], refresh: list[str]) -> Plan:
-    """The plan of a run, checked for every mistake that can be known before it starts. The log tells what it is."""
+    """The plan of a run, checked for every mistake that can be known before it starts. The log says what it will do."""
     plan = plan_run(recipe, override, until, use, refresh)
     with lines_later():
         plan.find()

@@ -24,7 +24,7 @@ from tasks.store.manifests import MANIFEST, kept_files
 PRETRAIN = "pretrain"
 IMPOSSIBLE = "not possible"
 UNFINISHED = ("resumable", "in progress")
-OFF_THE_CLOCK = 0.1  # of a short budget, besides it, where no earlier run tells
+OFF_THE_CLOCK = 0.1  # of a short budget, besides it, where there is no earlier run to go by
 
 
 class Row(NamedTuple):
@@ -128,7 +128,7 @@ class Forecast:
     def seconds_of_budget(self, step: Step) -> float:
         """About how long pretraining takes whose budget is in hours, with what is off the clock.
 
-        That is mainly measuring held-out losses. An earlier run with this budget and architecture tells how long it
+        That is mainly measuring held-out losses. An earlier run with this budget and architecture shows how long it
         takes here; otherwise it is assumed to take a tenth of the budget, up to that from which on all is measured.
         """
         from model import heldout  # loads torch

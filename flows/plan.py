@@ -165,7 +165,7 @@ class Plan:
         def record(task: StageTask, params: Any, inputs: tuple) -> Step:
             for step in self.recorded:
                 if (step.task, step.params, step.inputs) == (task, params, inputs):
-                    # shared by several runs: only the labels that they have in common tell what it is part of
+                    # shared by several runs: it keeps the labels that they have in common
                     same = takewhile(lambda pair: pair[0] == pair[1], zip(step.run, run, strict=False))
                     step.run = tuple(name for name, _ in same)
                     return step

@@ -26,7 +26,6 @@ from tasks.store.gc import keep_while_running
 
 RESULTS = {PRETRAIN, "minimal_pairs", "report"}  # the stages whose artifacts a study's page reads
 FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
-USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}  # before anything has run
 Results: TypeAlias = dict[str, Artifact]  # by name
 log = logging.getLogger(__name__)
 
@@ -163,7 +162,8 @@ def results_of(pages: list[Step | None]) -> Results:
 
 def usual_rate() -> float:
     """Estimate the operations per second of training on this machine, in about a second."""
-    from model import machine
+    from model import machine  # loads torch
+    from model.forward import USUAL_MFU
 
     here = machine.detect()
     return USUAL_MFU[here.device.type] * machine.matrix_rate(here.device, here.dtype)

@@ -223,7 +223,7 @@ class Trial:
         return {part: statistics.median(each[part] for each in found[1:]) / self.together for part in PARTS}
 
     def pass_seconds(self) -> float:
-        """The seconds of a pass, whose parts can't be told apart if it is compiled."""
+        """The seconds of a pass as a whole. The parts of a compiled pass can't be measured."""
         return seconds_of(self.compute, self.device, self.seconds) / self.together
 
     def batch_seconds(self) -> float:

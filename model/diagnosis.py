@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from model.errors import InputError
 from model.wording import counted
 
 HOPEFUL_UNTIL = 0.1  # fraction of the budget until which the loss may be above that of token frequencies alone
@@ -137,3 +138,11 @@ def advice_on_plateau(course: Course) -> str:
     if not course.is_rotary:
         raises += ", or set pretrain.architecture.positions to rotary"
     return f"a pocket-sized one with such positions for about {usual / 1e6:g} million tokens. {raises}."
+
+
+def not_finite(step: int, what: str) -> InputError:
+    """The error of a step whose loss, gradient or weights are not finite."""
+    return InputError(
+        f"At step {step} {what}; expected finite numbers. The last checkpoint is kept. Lower pretrain.learning_rate or "
+        "pretrain.clip."
+    )

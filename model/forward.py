@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 # Compiling takes 20 to 60 s on CPUs and saves a tenth of a step's time or more there. Beside an H200 it takes up to a
 # minute and saves from 28 % (crammed-bert) to 53 % (frontier). So it pays if the compiled code is used for this long.
-# For a budget of tokens or operations, that time is estimated at this share of the machine's peak rate.
+# For a budget of tokens or operations, that time is estimated at the usual share of the machine's peak rate.
 COMPILE_FROM_SECONDS = {"cpu": 600.0, "cuda": 240.0}
-USUAL_MFU = 0.4
+USUAL_MFU = {"cpu": 0.6, "cuda": 0.4}
 
 
 class Forward(nn.Module):

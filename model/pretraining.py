@@ -16,7 +16,7 @@ from model import checkpoint, kept, masking, memory, optimizer, schedules
 from model.bert import Bert, operations_per_token, with_detector
 from model.checkpoint import HELDOUT, METRICS, Spent, Writer
 from model.clock import Clock
-from model.diagnosis import Course, advice, becomes_hopeless
+from model.diagnosis import Course, advice, becomes_hopeless, not_finite
 from model.errors import InputError
 from model.files import TENTHS, TOKENS
 from model.forward import COMPILE_FROM_SECONDS, USUAL_MFU, Forward
@@ -451,7 +451,7 @@ class Pretraining:
         amount = (schedules.masks_stay_until(training, fraction) - fraction) * training.budget
         if training.budget_unit == "hours":
             return 3600 * amount
-        rate = USUAL_MFU * self.limit
+        rate = USUAL_MFU[self.machine.device.type] * self.limit
         if training.budget_unit == "flops":
             return amount / rate
         return amount * self.operations(self.masks(fraction)) / rate
@@ -487,14 +487,6 @@ def ready_for_training(bert: Bert, training: Training, machine: Machine) -> Bert
     if machine.dtype is torch.bfloat16:  # reading and writing the states takes half the time; fp16 would overflow
         bert.trained_in = torch.bfloat16
     return bert
-
-
-def not_finite(step: int, what: str) -> InputError:
-    """The error of a step whose loss, gradient or weights are not finite."""
-    return InputError(
-        f"At step {step} {what}; expected finite numbers. The last checkpoint is kept. Lower pretrain.learning_rate or "
-        "pretrain.clip."
-    )
 
 
 def tenths_in(fraction: float) -> int:

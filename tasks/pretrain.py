@@ -316,7 +316,7 @@ def fraction_done(work: Path) -> float:
     """The fraction of the budget that an interrupted attempt has spent, by its metrics."""
     from model import checkpoint
 
-    with suppress(OSError, ValueError, KeyError):  # what is damaged is told where the run resumes
+    with suppress(OSError, ValueError, KeyError):  # resuming names what is damaged
         last = checkpoint.last_row(work)
         return min(1.0, last["fraction"]) if last else 0.0
     return 0.0

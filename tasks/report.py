@@ -111,7 +111,7 @@ def quoted(model: Artifact, lineage: dict[str, dict], runs: list[Artifact]) -> d
 
 
 def texts_of(model: Artifact) -> list[str]:
-    """The held-out texts that the loss of a model is measured on; none if they aren't at hand."""
+    """The held-out texts that the loss of a model is measured on; none if they aren't on this machine."""
     if not (model.path / HELDOUT_TEXT).exists():
         return []
     return measured_texts(model.path)

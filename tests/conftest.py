@@ -204,7 +204,9 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, module, work: str, target, at: in
     """
     from tasks.store.artifacts import draft_of
 
-    calls, job, draft = [], getattr(module, work), draft_of(target)
+    calls = []
+    job = getattr(module, work)
+    draft = draft_of(target)
 
     def interrupted(*arguments) -> dict:
         calls.append(arguments)

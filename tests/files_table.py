@@ -65,7 +65,8 @@ def csv_of(rows: Rows, delimiter: str = ",", end: str = "\r\n") -> bytes:
 
 def lines_of_csv(rows: Rows) -> list[int]:
     """The number of each row's first line, below a header."""
-    numbers, line = [], 2
+    numbers = []
+    line = 2
     for row in rows:
         numbers.append(line)
         line += 1 + sum(value.count("\n") for value in row.values())
@@ -95,7 +96,8 @@ def parquet_of(table: pa.Table | Rows, **settings) -> bytes:
 
 def arrow_of(table: pa.Table | Rows, opened: Callable = pa.ipc.new_stream, size: int = 2) -> bytes:
     """`opened`: pa.ipc.new_stream or new_file; `size`: rows of a batch."""
-    file, stored = io.BytesIO(), table if isinstance(table, pa.Table) else pa.Table.from_pylist(table)
+    file = io.BytesIO()
+    stored = table if isinstance(table, pa.Table) else pa.Table.from_pylist(table)
     with opened(file, stored.schema) as writer:
         writer.write_table(stored, max_chunksize=size)
     return file.getvalue()
@@ -109,7 +111,8 @@ def feather_of(rows: Rows) -> bytes:
 
 def files_of(rows: Rows) -> dict[str, File]:
     """Files by name, each with these rows."""
-    numbers, lines = list(range(1, len(rows) + 1)), lines_of_csv(rows)
+    numbers = list(range(1, len(rows) + 1))
+    lines = lines_of_csv(rows)
     unquoted = jsonl_of(rows).decode()
     wrapped = {"version": "1", "tags": ["x"], "data": rows}
     return {

@@ -63,7 +63,8 @@ def word_pieces(text: str, entries: dict[str, int], unknown: int) -> list[int]:
     """WordPiece: of what is left of a word, always the longest entry."""
     found = []
     for word in ascii_words(text):
-        ids, start = [], 0
+        ids = []
+        start = 0
         while start < len(word) and len(word) <= 100:
             ends = range(len(word), start, -1)
             pieces = (("##" if start else "") + word[start:end] for end in ends)
@@ -77,7 +78,8 @@ def word_pieces(text: str, entries: dict[str, int], unknown: int) -> list[int]:
 def without_repeats(texts: list[str], size: int) -> list[str | None]:
     """Texts without the characters that are wholly in windows that occurred, and ended, before; None: dropped."""
     first: dict[bytes, int] = {}
-    begin, left = 0, []
+    begin = 0
+    left = []
     for text in texts:
         data = text.encode()
         cut = [False] * len(data)
@@ -85,9 +87,11 @@ def without_repeats(texts: list[str], size: int) -> list[str | None]:
             if begin + i - first.setdefault(data[i : i + size], begin + i) >= size:
                 cut[i : i + size] = [True] * size
         begin += len(data) + size  # windows in different documents never overlap
-        gone, at = [], 0
+        gone = []
+        at = 0
         for character in text:
-            start, at = at, at + len(character.encode())
+            start = at
+            at = at + len(character.encode())
             gone.append(all(cut[start:at]))
         joined = ""
         for is_gone, run in groupby(zip(text, gone, strict=True), key=itemgetter(1)):

@@ -117,7 +117,8 @@ def test_other_text_is_tokenized_with_the_models_vocabulary(first):
     rng = random.Random(3)
     shard = write_jsonl(first["root"] / "new.jsonl", [document(rng, 8) for _ in range(120)])
     new = {"download": {"files": [str(shard)]}, "pretrain": {"budget": 3_000}}
-    del (override := going_on(first, "latest", **new))["vocabulary"]
+    override = going_on(first, "latest", **new)
+    del override["vocabulary"]
     plan = checked_plan("demo", override, "pretrain", {}, [])
     recipe = resolve("demo", override)
     assert recipe.vocabulary.entries == 400, "not the demo's"
@@ -175,7 +176,8 @@ def test_text_that_was_tokenized_with_the_models_vocabulary_is_not_tokenized_aga
 
 def test_an_interrupted_run_resumes_its_own_weights_and_not_those_that_it_began_from(first, monkeypatch):
     override = going_on(first, first["model"].name, pretrain={"budget": 6_000, "seed": 3})
-    step, steps = pretraining.Pretraining.step, []
+    step = pretraining.Pretraining.step
+    steps = []
 
     def interrupted(run, fraction: float) -> None:
         if len(steps) == 10:
@@ -262,7 +264,8 @@ def test_a_model_from_a_folder_is_finetuned_reported_and_measured_like_an_artifa
 
 
 def test_a_plan_adopts_no_model_but_knows_one_that_was_adopted(first, tmp_path: Path):
-    folder, kept = release(first["model"], tmp_path / "another"), artifacts_of("pretrain")
+    folder = release(first["model"], tmp_path / "another")
+    kept = artifacts_of("pretrain")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"note": "another file is another model"}))
     with home.read_only():
@@ -275,7 +278,8 @@ def test_a_plan_adopts_no_model_but_knows_one_that_was_adopted(first, tmp_path: 
 
 
 def test_a_folder_with_a_lineage_keeps_it_and_an_artifact_of_the_store_is_itself(first, tmp_path: Path):
-    model, copy = first["model"], tmp_path / "copy"
+    model = first["model"]
+    copy = tmp_path / "copy"
     shutil.copytree(model.path, copy)
     adopted = adopt.find_model(str(copy))
     assert adopted != model
@@ -336,7 +340,8 @@ def test_a_folder_without_a_whole_model_is_refused(first, tmp_path: Path, broken
 
 
 def test_a_folder_without_a_vocabulary_head_is_named_and_not_adopted_where_one_is_needed(first, tmp_path: Path):
-    folder, kept = release(first["model"], tmp_path / "copy"), artifacts_of("pretrain")
+    folder = release(first["model"], tmp_path / "copy")
+    kept = artifacts_of("pretrain")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["CramModel"]}))
     with pytest.raises(InputError, match=r"copy .* model .* its head is none; expected MaskedLM"):

@@ -58,7 +58,8 @@ class Slow(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, states: torch.Tensor, time: Time, seconds: float) -> torch.Tensor:
-        ctx.time, ctx.seconds = time, seconds
+        ctx.time = time
+        ctx.seconds = seconds
         return states.view_as(states)
 
     @staticmethod

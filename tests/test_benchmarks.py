@@ -50,7 +50,9 @@ for script, *arguments in json.loads(sys.argv[1]):
 SIZES = {"layers": 1, "hidden": 16, "heads": 2, "intermediate": 48}
 SIZE_OPTIONS = [word for name, size in SIZES.items() for word in (f"--{name}", size)]
 RECIPES = ("pocket", "pocket-modern")
-VOCABULARY, LENGTH, ROWS = 50, 16, 120
+VOCABULARY = 50
+LENGTH = 16
+ROWS = 120
 
 
 def tokenized(folder: Path) -> Path:
@@ -93,7 +95,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """What the scripts `said` and wrote to the `folder` on a machine without those packages, in one process."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "sitecustomize.py").write_text(BARE)
-    data, packed, gpu = tokenized(folder / "data"), folder / "packed", folder / "gpu"
+    data = tokenized(folder / "data")
+    packed = folder / "packed"
+    gpu = folder / "gpu"
     packed.mkdir()
     pairs(packed)
     arrays = {
@@ -104,10 +108,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     }
     np.savez(packed / "glue.npz", **arrays)
     tiny = [*SIZE_OPTIONS, "--vocabulary", 200, "--recipe"]
-    turns, sizes = (
-        ["--batch", 4, "--steps", 3, "--rounds", 2],
-        [f"frontier.architecture.{n}={v}" for n, v in SIZES.items()],
-    )
+    turns = ["--batch", 4, "--steps", 3, "--rounds", 2]
+    sizes = [f"frontier.architecture.{n}={v}" for n, v in SIZES.items()]
     tiny_model = ["--data", packed, "--recipe", "frontier", "--set", "frontier.batch_size=8", *sizes, "--budget"]
     short = ["cram", *tiny_model, "0.04 minutes"]
     tuning = ["--data", packed, "--recipe", "frontier", "--seeds", 1, "--epochs", 10, "--rate", 0.01]
@@ -175,7 +177,8 @@ def test_states_in_both_precisions_read_the_same_tokens_and_differ(bare: SimpleN
 
 def test_packed_pairs_are_scored_as_the_stage_does_and_once(tmp_path: Path, toy_texts: list[str], monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    carried, gpu_models = importlib.import_module("carried"), importlib.import_module("gpu_models")
+    carried = importlib.import_module("carried")
+    gpu_models = importlib.import_module("gpu_models")
     path = tmp_path / "pairs.csv"
     good = sentences_from(1, 300)
     bad = [*sentences_from(2, 150), *(" ".join(reversed(text.split())) for text in good[150:])]
@@ -215,7 +218,8 @@ def test_an_option_that_a_part_does_not_use_is_refused(tmp_path: Path, monkeypat
 
 def test_packed_text_that_travels_in_several_calls_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(FOLDER)
-    carried, recipes = importlib.import_module("carried"), importlib.import_module("recipes")
+    carried = importlib.import_module("carried")
+    recipes = importlib.import_module("recipes")
     monkeypatch.setattr(carried, "ROWS_A_FILE", 10)
     data = tokenized(tmp_path / "data")
     given = {"tokenized": data, "data": tmp_path / "packed", "tokens": 1e9, "glue": None, "pairs": None}

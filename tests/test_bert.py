@@ -17,7 +17,8 @@ from model.errors import InputError
 from model.finetuning import Classifier, pool
 from model.settings import Architecture, Finetuning
 
-VOCABULARY, LENGTH = 60, 24
+VOCABULARY = 60
+LENGTH = 24
 PAPER = Architecture(layers=4, hidden=32, heads=4, intermediate=48)
 
 
@@ -77,7 +78,8 @@ def position_code(position: int, width: int) -> np.ndarray:
     code = np.zeros(width)
     for pair in range(width // 2):
         angle = position / 10_000 ** (2 * pair / width)
-        code[2 * pair], code[2 * pair + 1] = math.sin(angle), math.cos(angle)
+        code[2 * pair] = math.sin(angle)
+        code[2 * pair + 1] = math.cos(angle)
     return code
 
 
@@ -125,10 +127,12 @@ class Naive:
 
     def attend(self, x, name):
         q, k, v = (self.dense(x, f"{name}.{part}", self.a.qkv_bias) for part in ("query", "key", "value"))
-        mixed, width = np.zeros_like(x), self.a.hidden // self.a.heads
+        mixed = np.zeros_like(x)
+        width = self.a.hidden // self.a.heads
         for head in range(self.a.heads):
             columns = slice(head * width, (head + 1) * width)
-            queries, keys = list(q[:, columns]), list(k[:, columns])
+            queries = list(q[:, columns])
+            keys = list(k[:, columns])
             if self.a.positions == "rotary":
                 queries, keys = ([turned(one, place) for place, one in enumerate(each)] for each in (queries, keys))
             for place, query in enumerate(queries):
@@ -147,7 +151,8 @@ class Naive:
         return self.dense(x, f"{name}.dense_out", self.a.bias)
 
     def convolve(self, x, name):
-        mixed, reach = x.copy(), self.a.convolution // 2
+        mixed = x.copy()
+        reach = self.a.convolution // 2
         for place in range(len(x)):
             for other in range(max(0, place - reach), min(len(x), place + reach + 1)):
                 mixed[place] += self.w[f"{name}.weight"][other - place + reach, 0] * x[other]
@@ -169,7 +174,8 @@ class Naive:
         return x + self.feed_forward(self.norm(x, f"{name}.ffn_norm"), f"{name}.ffn")
 
     def encode(self, tokens):
-        x, longer = self.embed(tokens), []
+        x = self.embed(tokens)
+        longer = []
         for layer, halvings in enumerate(layers.halvings(self.a)):
             if halvings > len(longer):
                 longer.append(x)
@@ -211,7 +217,9 @@ def values(field: str) -> tuple:
 
 
 def test_every_choice_of_axes_is_refused_by_a_name_or_computes_what_is_written_out_and_trains_all_parameters():
-    rng, refused, layouts = random.Random(0), 0, list(LAYOUTS.values())
+    rng = random.Random(0)
+    refused = 0
+    layouts = list(LAYOUTS.values())
     while len(layouts) < 65:
         drawn = {field: rng.choice(values(field)) for field in Architecture.model_fields}
         try:
@@ -250,7 +258,8 @@ COUNTED = LAYOUTS | {
 
 @pytest.mark.parametrize("layout", COUNTED.values(), ids=COUNTED)
 def test_operations_are_those_that_torch_counts(layout):
-    tokens, masks = some_tokens(3), 5
+    tokens = some_tokens(3)
+    masks = 5
     with FlopCounterMode(display=False) as counter:
         shaken(layout)(tokens, *some_masks(3, masks)).backward()
     expected = bert.operations(layout, VOCABULARY, LENGTH, masks) * tokens.numel()
@@ -261,7 +270,8 @@ def test_operations_are_those_that_torch_counts(layout):
 
 
 def test_the_sparse_loss_is_the_dense_one_at_the_masked_positions(model):
-    tokens, (positions, labels) = some_tokens(3), some_masks(3, 6)
+    tokens = some_tokens(3)
+    positions, labels = some_masks(3, 6)
     sparse = model(tokens, positions, labels)
     wanted = torch.full_like(tokens, -100).scatter(1, positions, labels)
     dense = F.cross_entropy(model.logits(model.encode(tokens)).flatten(0, 1), wanted.flatten(), ignore_index=-100)
@@ -281,7 +291,8 @@ def test_each_sequence_of_a_padded_batch_is_classified_as_if_alone(model, poolin
 
 
 def test_pooled_states_are_the_first_the_mean_or_the_comparison_of_the_means_of_two_texts(model):
-    given, ends = padded_tokens(LENGTH, 11), (9, 4)  # of the first text
+    given = padded_tokens(LENGTH, 11)
+    ends = (9, 4)  # of the first text
     given[given == layers.SEP] += 1
     for row, end in enumerate(ends):
         given[row, end - 1] = given[row, end + 3] = layers.SEP  # the text itself may hold a second one
@@ -292,7 +303,8 @@ def test_pooled_states_are_the_first_the_mean_or_the_comparison_of_the_means_of_
     torch.testing.assert_close(first, states[:, 0])
     assert torch.equal(single, mean)
     for row, (end, length) in enumerate(zip(ends, (LENGTH, 11), strict=True)):
-        u, v = states[row, :end].mean(dim=0), states[row, end:length].mean(dim=0)
+        u = states[row, :end].mean(dim=0)
+        v = states[row, end:length].mean(dim=0)
         torch.testing.assert_close(mean[row], states[row, :length].mean(dim=0), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(both[row], torch.cat([u, v, (u - v).abs(), u * v]), rtol=1e-5, atol=1e-5)
 
@@ -381,7 +393,8 @@ def test_zero_outputs_are_zero_and_nothing_else_is(layout):
 
 
 def test_on_a_gpu_attention_is_that_of_torchs_kernel_which_is_given_everything(monkeypatch):
-    handed, given = [*torch.empty(3, 2, 4, LENGTH, 8, device="meta"), torch.ones(1, dtype=torch.bool), 0.3], []
+    handed = [*torch.empty(3, 2, 4, LENGTH, 8, device="meta"), torch.ones(1, dtype=torch.bool), 0.3]
+    given = []
     monkeypatch.setattr(
         bert.F,
         "scaled_dot_product_attention",
@@ -467,7 +480,8 @@ def test_dropout_has_its_probability_and_scale_wherever_the_bits_come_from(proba
 
 def test_dropout_takes_embedding_branches_weights_of_attention_and_the_heads_input_but_never_the_stream(model):
     """With all dropped, a block adds nothing: what is left is what came in, normalised if the norm is after the sum."""
-    classifier, tokens = Classifier(model, classes=2, dropout=1.0, seed=0).train(), some_tokens(2)
+    classifier = Classifier(model, classes=2, dropout=1.0, seed=0).train()
+    tokens = some_tokens(2)
     x = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         for block in model.blocks:
@@ -486,8 +500,10 @@ def test_dropout_takes_embedding_branches_weights_of_attention_and_the_heads_inp
 
 def test_finetuning_with_the_tokens_of_the_task_alone_changes_nothing_else():
     """Rows of other tokens get no gradient, so without weight decay they stay, and the rest trains identically."""
-    rows, made = np.random.default_rng(0).choice([2, 3, 7, 11, 30, 41], size=(64, 9)), []
-    settings, here = Finetuning(epochs=2, learning_rate=1e-2), machine_of()
+    rows = np.random.default_rng(0).choice([2, 3, 7, 11, 30, 41], size=(64, 9))
+    made = []
+    settings = Finetuning(epochs=2, learning_rate=1e-2)
+    here = machine_of()
     for compact in (False, True):
         model = encoder(50)
         before = model.embedding.word.weight.detach().clone()
@@ -508,10 +524,13 @@ def test_finetuning_with_the_tokens_of_the_task_alone_changes_nothing_else():
 
 @pytest.mark.parametrize("layout", ["bert", "convolved"])
 def test_states_between_blocks_are_what_training_asks_for_and_else_as_the_weights(layout: str):
-    model, tokens, seen = bert.Bert(LAYOUTS[layout], VOCABULARY, LENGTH), torch.randint(5, VOCABULARY, (2, LENGTH)), {}
+    model = bert.Bert(LAYOUTS[layout], VOCABULARY, LENGTH)
+    tokens = torch.randint(5, VOCABULARY, (2, LENGTH))
+    seen = {}
     for block in model.blocks:
         block.register_forward_hook(lambda block, given, states: seen.setdefault(states.dtype))
-    bf16, fp16 = torch.bfloat16, torch.float16
+    bf16 = torch.bfloat16
+    fp16 = torch.float16
     for model.trained_in, products in ((bf16, bf16), (None, bf16), (None, fp16)):
         for training in (True, False):
             seen.clear()

@@ -126,7 +126,8 @@ def test_the_card_of_a_finetuned_model_says_how_it_is_special(store, task, chang
     [(None, MODERN), (None, ORIGINAL), (None, {}), ("cola", MODERN), ("stsb", MODERN), ("mnli", {})],
 )
 def test_the_code_on_the_card_fills_masks_and_labels_texts(task, axes, store, tmp_path: Path, transformers, capsys):
-    layout, head = CRAMMED | axes, "native" if axes else "tanh"
+    layout = CRAMMED | axes
+    head = "native" if axes else "tanh"
     bert = rough_bert(layout, tokenizer_in(tmp_path, LENGTH), LENGTH)
     if task:
         export.save_classifier(rough_classifier(bert, TASKS[task].classes, head), tmp_path, TASKS[task].labels)

@@ -188,7 +188,8 @@ def test_a_full_file_system_of_temporary_files_is_named_and_not_the_store(user: 
     if subprocess.run(["unshare", "--mount", "sh", "-c", mount], cwd=tmp_path, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     table = pa.table({"text": [os.urandom(1000).hex() for _ in range(200)]})
-    pq.write_table(table, packed := io.BytesIO())
+    packed = io.BytesIO()
+    pq.write_table(table, packed)
     (tmp_path / "table.parquet.gz").write_bytes(gzip.compress(packed.getvalue()))
     changes = {"download": {"source": "files", "files": [str(tmp_path / "table.parquet.gz")]}}
     (tmp_path / "full").mkdir()
@@ -383,7 +384,8 @@ def test_ls_lists_drafts_and_which_are_in_progress(store: Path):
     for name in ("pretrain-0123456789ab", "finetune-123456789abc", "pretrain-23456789abcd", "tmpold"):
         draft(store, name)
     with lock_artifact(Artifact(stage="pretrain", key="23456789abcd")):
-        listed, only = show("ls"), show("ls", "finetune")
+        listed = show("ls")
+        only = show("ls", "finetune")
     found = [re.split("  +", line.rstrip()) for line in listed.splitlines() if "2.0 kB" in line]
     assert {name: state for name, _, _, *state in found} == {
         "finetune-123456789abc": [],
@@ -396,7 +398,8 @@ def test_ls_lists_drafts_and_which_are_in_progress(store: Path):
 
 
 def test_control_characters_of_an_artifact_do_not_reach_the_terminal(store: Path):
-    evil, stats = "\x1b[31m\x9b2J\u202e\ud800 name", {"documents": 1, "table": [{"source": "all", "documents": 1}]}
+    evil = "\x1b[31m\x9b2J\u202e\ud800 name"
+    stats = {"documents": 1, "table": [{"source": "all", "documents": 1}]}
     stats["table"][0] |= {"\x1b]0;a\x07": 2, "what": evil}
     for stage in ("filter", "download"):
         put(store, stage, "a", stats, files=[evil])

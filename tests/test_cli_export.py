@@ -48,7 +48,8 @@ from tasks.store.publish import refresh
 
 HOME = Path(__file__).parents[1]
 LAYOUT = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 96}  # transformers doesn't have it
-FOLDER, FILE = "harvey-v-doe", "confidential-train.csv"  # of the text, and of a task's data
+FOLDER = "harvey-v-doe"  # of the text
+FILE = "confidential-train.csv"  # of a task's data
 ON_ITS_WAY = [f"budget-{percent}" for percent in range(10, 100, 10)]  # branches
 ON_ITS_WAY += ["step0", "tokens-1M", "tokens-2M", "tokens-4M", "tokens-8M"]
 MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
@@ -227,7 +228,8 @@ def test_the_code_that_travels_has_a_class_for_every_auto_class_that_knows_one(t
 def test_an_adopted_model_is_exported_with_all_its_shards_and_without_the_place_it_came_from(
     made, tmp_path: Path, transformers
 ):
-    folder, out = tmp_path / FOLDER, tmp_path / "out"
+    folder = tmp_path / FOLDER
+    out = tmp_path / "out"
     transformers.AutoTokenizer.from_pretrained(made["own"].path).save_pretrained(folder)
     bert = transformers.AutoModelForMaskedLM.from_pretrained(made["own"].path)
     bert.save_pretrained(folder, max_shard_size="20KB")
@@ -244,7 +246,8 @@ def test_an_adopted_model_is_exported_with_all_its_shards_and_without_the_place_
 @pytest.mark.parametrize("name", ["own", "tuned"])
 @pytest.mark.filterwarnings("ignore")  # the exporter's
 def test_an_export_is_for_sentence_transformers_and_onnxruntime_too(made, name: str, tmp_path: Path, transformers):
-    out, sentences = tmp_path / "out", ["the river", "an old clock in the morning"]
+    out = tmp_path / "out"
+    sentences = ["the river", "an old clock in the morning"]
     command = ["export", made[name].name]
     assert CliRunner().invoke(app, [*command, str(out), "--sentence-transformers"]).exit_code == 0
     modules = json.loads((out / "modules.json").read_text())
@@ -275,7 +278,8 @@ def test_a_model_is_named_by_its_key_or_the_start_of_one(made, tmp_path: Path):
     for name in ("own", "tuned"):
         ran("export", made[name].key[:6], tmp_path / name, "--without-code")
         assert (tmp_path / name / "config.json").read_bytes() == (made[name].path / "config.json").read_bytes()
-    shutil.copytree(made["own"].path, other := tmp_path / "other")
+    other = tmp_path / "other"
+    shutil.copytree(made["own"].path, other)
     (other / "stage.json").unlink()
     out = tmp_path / "out"
     assert_refused("stage report", "export", "report/latest", out)
@@ -287,8 +291,10 @@ def test_a_model_is_named_by_its_key_or_the_start_of_one(made, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["own", "tuned"])
 def test_a_hollow_model_is_refused_in_a_sentence(made, name: str, tmp_path: Path):
-    model, out = made[name], tmp_path / "out"
-    shutil.copytree(model.path.parents[1], root := tmp_path / "artifacts", symlinks=True)
+    model = made[name]
+    out = tmp_path / "out"
+    root = tmp_path / "artifacts"
+    shutil.copytree(model.path.parents[1], root, symlinks=True)
     manifest = root / model.name / "stage.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"hollow": ["model.safetensors"]}))
     (manifest.parent / "model.safetensors").unlink()
@@ -304,7 +310,8 @@ def test_a_hollow_model_is_refused_in_a_sentence(made, name: str, tmp_path: Path
 
 
 def test_a_folder_that_lacks_a_file_of_its_manifest_is_refused_and_what_is_beside_them_stays(made, tmp_path: Path):
-    shutil.copytree(made["own"].path, there := tmp_path / "there")
+    there = tmp_path / "there"
+    shutil.copytree(made["own"].path, there)
     (there / "model.safetensors.bak").write_text("mine")
     (there / "model-mine.safetensors").symlink_to("/etc/passwd")
     ran("export", there, tmp_path / "out")
@@ -317,7 +324,9 @@ def test_a_folder_that_lacks_a_file_of_its_manifest_is_refused_and_what_is_besid
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=repr)
 def test_an_export_that_fails_leaves_nothing(made, tmp_path: Path, monkeypatch, error: BaseException):
-    copy, copies, out = shutil.copyfile, [], tmp_path / "new" / "out"
+    copy = shutil.copyfile
+    copies = []
+    out = tmp_path / "new" / "out"
     is_there = isinstance(error, OSError)
     if is_there:
         out.mkdir(parents=True)
@@ -347,7 +356,8 @@ def test_a_folder_with_anything_in_it_stays_as_it_is(made, tmp_path: Path):
 
 # The hub
 
-TOKEN, INVALID = "hf_writes", "Invalid credentials in Authorization header"
+TOKEN = "hf_writes"
+INVALID = "Invalid credentials in Authorization header"
 LFS = (".safetensors", ".onnx")
 ACTIONS = "resolve|preupload|commit|branch|tree|revision|info"
 ROUTE = rf"(?:/api/models)?/(\w+/[\w.-]+?)(?:\.git)?/({ACTIONS})/([^/]+)(?:/(.*))?"  # of a request
@@ -369,7 +379,10 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.branches, self.private, self.blobs, self.sent = {}, {}, {}, []
+        self.branches = {}
+        self.private = {}
+        self.blobs = {}
+        self.sent = []
         self.refuses: tuple[int, dict] | None = None  # status and headers of every answer
 
     def sha(self, name: str, branch: str) -> str:
@@ -399,7 +412,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def do_GET(self) -> None:
-        hub, path = self.server, unquote(urlsplit(self.path).path)
+        hub = self.server
+        path = unquote(urlsplit(self.path).path)
         found = re.fullmatch(ROUTE, path)
         name, action, branch, inner = found.groups() if found else (path.removeprefix("/api/models/"), "", "main", "")
         branches = hub.branches.get(name, {})
@@ -422,7 +436,8 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        hub, path = self.server, unquote(urlsplit(self.path).path)
+        hub = self.server
+        path = unquote(urlsplit(self.path).path)
         rows = list(map(json.loads, self.rfile.read(int(self.headers["Content-Length"])).splitlines()))
         if self.headers["Authorization"] != f"Bearer {TOKEN}" or hub.refuses:
             return self.answer({}, *(hub.refuses or (401, {"X-Error-Message": INVALID})))
@@ -431,7 +446,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"errors": [{"message": "no such licence"}] * wrong}, 400 if wrong else 200)
         if path == "/api/repos/create":
             name = f"{rows[0]['organization']}/{rows[0]['name']}"
-            if is_new := name not in hub.branches:
+            is_new = name not in hub.branches
+            if is_new:
                 hub.branches[name] = {"main": {".gitattributes": b"x"}}
                 hub.private[name] = rows[0].get("visibility") == "private" or rows[0].get("private", False)
             return self.answer({"url": f"{hub.url}/{name}"}, 200 if is_new else 409)
@@ -448,7 +464,8 @@ class Handler(BaseHTTPRequestHandler):
             about = [{"path": p, "uploadMode": mode, "shouldIgnore": False} | known[p] for p, mode in modes.items()]
             return self.answer({"files": about})
         for row in rows if action == "commit" else ():
-            about, place = row["value"], row["value"].get("path")
+            about = row["value"]
+            place = row["value"].get("path")
             if row["key"] == "deletedFile":
                 del files[place]
             elif place:
@@ -562,7 +579,8 @@ def test_a_hub_that_refuses_is_told_of_in_a_sentence(made, hub: Hub, status: int
 
 def test_a_public_model_of_that_name_is_not_written_to_unless_that_is_asked_for(made, hub: Hub):
     own = made["own"].name
-    hub.branches["me/own"], hub.private["me/own"] = {"main": {}}, False
+    hub.branches["me/own"] = {"main": {}}
+    hub.private["me/own"] = False
     assert_refused(r"me/own .*public", "push", own, "me/own")
     assert not hub.sent
     assert_refused("no such licence", "push", own, "me/own", "--public", "--license", "nonsense")
@@ -572,8 +590,11 @@ def test_a_public_model_of_that_name_is_not_written_to_unless_that_is_asked_for(
 
 
 def test_models_kept_on_the_way_change_nothing_else_and_are_whole_after_a_kill(made, monkeypatch):
-    own, save, calls = made["own"], export.save, []
-    files, read = bytes_of(own), digests_of_contents({"start": own})
+    own = made["own"]
+    save = export.save
+    calls = []
+    files = bytes_of(own)
+    read = digests_of_contents({"start": own})
     tokens = artifact_named(own.manifest["inputs"]["tokens"])
     there = {Path(path).parent for path in files if path.startswith(KEPT)}
     numbers = {"tenths": range(10, 100, 10), "tokens": [0, 1, 2, 4, 8]}

@@ -142,7 +142,9 @@ def test_columns_that_are_not_clear_are_refused_by_the_field_and_shown(tmp_path,
 @pytest.mark.parametrize(("separator", "end"), [(" ", "\n"), ("\t", "\r\n"), ("  ", "\r")])
 def test_odd_tokens_are_those_that_were_written(tmp_path: Path, separator: str, end: str):
     odd = ["-DOCSTARTS-", "\u00a0", "\u2028", "\u0085", "#", "O", '"', "1,5", "Anna"]
-    rng, lines, expected = np.random.default_rng(0), ["-DOCSTART- -X- -X- O", "", ""], []
+    rng = np.random.default_rng(0)
+    lines = ["-DOCSTART- -X- -X- O", "", ""]
+    expected = []
     for _ in range(40):
         tokens = [odd[i] for i in rng.integers(1, len(odd), size=rng.integers(1, 6))]
         tags = [str(rng.choice(["O", "B-X"])) for _ in tokens]

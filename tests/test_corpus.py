@@ -170,8 +170,11 @@ def test_the_key_follows_what_the_files_hold_and_not_where_they_are(shards: Path
 
 
 def test_an_edit_that_keeps_size_and_time_changes_the_key(store: Path, shards: Path):
-    before, path = key(shards), shards / "toy-1.jsonl"
-    about, text, first = path.stat(), path.read_text(), downloaded(shards)
+    before = key(shards)
+    path = shards / "toy-1.jsonl"
+    about = path.stat()
+    text = path.read_text()
+    first = downloaded(shards)
     time.sleep(0.02)  # a clock tick of the file system
     path.write_text(text.replace("river", "RIVER"))
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
@@ -195,7 +198,8 @@ def test_the_key_follows_the_names_and_the_order_of_the_files_and_the_subset(sto
 
 
 def test_the_key_of_hub_data_follows_its_revision_and_how_it_is_read(monkeypatch: pytest.MonkeyPatch):
-    before, pile = key(source="pile"), hub.SOURCES["pile"]
+    before = key(source="pile")
+    pile = hub.SOURCES["pile"]
     other = {"revision": "f" * 40, "pattern": "val.*", "text": "content", "licence": "another"}
     for field, value in other.items():
         monkeypatch.setitem(hub.SOURCES, "pile", dataclasses.replace(pile, **{field: value}))
@@ -272,7 +276,8 @@ def test_an_interrupted_download_resumes_at_its_last_part_and_makes_the_same_byt
     local_source(monkeypatch, "books", books)
     forced = interrupted(monkeypatch, lambda: download.fn(settings), at=0)
     made = download.target(settings)
-    whole, draft = made.manifest, draft_of(made).name
+    whole = made.manifest
+    draft = draft_of(made).name
     assert whole["stats"]["parts"] >= 3
     if settings.megabytes == 0.15:
         assert whole["stats"]["mixture"]["files"]["ended"]
@@ -329,7 +334,8 @@ def test_after_a_full_disk_a_rerun_resumes(store: Path, ugly: Path, tmp_path: Pa
 
 def local_source(monkeypatch: pytest.MonkeyPatch, name: str, path: Path) -> None:
     """Have a source of the hub read one local file."""
-    shards_of, identity_of = sources.shards_of, sources.identity_of
+    shards_of = sources.shards_of
+    identity_of = sources.identity_of
     shard = hub.File(path.name, path.stat().st_size, path=path)
     monkeypatch.setattr(sources, "shards_of", lambda n, *p: [shard] if n == name else shards_of(n, *p))
     monkeypatch.setattr(sources, "identity_of", lambda n, *p: n if n == name else identity_of(n, *p))
@@ -406,7 +412,8 @@ def test_documents_of_other_sets_are_counted_and_not_lost(store: Path, shards: P
 
 
 def test_a_prefix_of_real_shards_is_what_zstandard_and_json_read(store: Path, real_data: Path):
-    shard, limit = sorted((real_data / "pile-like").glob("train-*.jsonl.zst"))[0], 1500
+    shard = sorted((real_data / "pile-like").glob("train-*.jsonl.zst"))[0]
+    limit = 1500
     expected: list[tuple[str, str, str]] = []
     with zstandard.open(shard, "rt", encoding="utf-8", newline="\n") as file:
         for number, line in zip(range(1, limit + 1), file, strict=False):

@@ -97,7 +97,8 @@ def stricter(tiny: dict) -> dict:
 def test_an_override_reruns_its_stage_and_what_follows_with_a_line_for_each(tiny: dict, first, stricter, caplog):
     assert first[0] == dict.fromkeys(STAGES, "Completed")
     states, _ = run(stricter, until="tokenize")
-    before, rerun = STAGES[: STAGES.index("filter")], ("filter", "vocabulary", "tokenize")
+    before = STAGES[: STAGES.index("filter")]
+    rerun = ("filter", "vocabulary", "tokenize")
     assert states == dict.fromkeys(before, "Cached") | dict.fromkeys(rerun, "Completed")
     lines = [r.getMessage() for r in caplog.records if r.name == "flows.execute" and r.levelname == "INFO"]
     of = made(stricter, "tokenize")
@@ -128,7 +129,8 @@ def test_a_second_run_is_cached_executes_nothing_in_artifacts_and_has_the_same_p
     assert not (tmp_path / "executed").exists()
     for flow_run in (first[1], second):
         by_key = shown_by(flow_run)
-        tables, files = {"decontaminate-table", "filter-table", "report-table"}, {"filter-histogram", "pretrain-loss"}
+        tables = {"decontaminate-table", "filter-table", "report-table"}
+        files = {"filter-histogram", "pretrain-loss"}
         assert tables | files | {"pretrain-readme", "report"} <= set(by_key)
         rows = json.loads(by_key["filter-table"].data)
         assert rows[0]["documents"] == f"{of['filter'].stats['seen']['documents']:,}"
@@ -231,7 +233,8 @@ def test_an_error_of_the_user_is_found_before_anything_runs_or_is_discarded(
 
     for name, value in setting.items():
         monkeypatch.setenv(name, value)
-    before, given = files(), {"until": "report", "use": {}, "refresh": []} | parameters
+    before = files()
+    given = {"until": "report", "use": {}, "refresh": []} | parameters
     with pytest.raises(InputError, match=words):
         execute(checked_plan("demo", **given | {"override": tiny | given.get("override", {})}))
     assert files() == before
@@ -269,7 +272,8 @@ def test_a_bug_keeps_its_traceback_in_the_log(tiny: dict, caplog, monkeypatch):
 
 
 def test_files_that_change_during_a_run_end_it_with_an_error(tiny: dict, tmp_path: Path, toy_texts, monkeypatch):
-    shard, check = write_jsonl(tmp_path / "toy.jsonl", toy_texts[:50]), Plan.check
+    shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts[:50])
+    check = Plan.check
 
     def check_and_change(plan: Plan) -> None:
         check(plan)
@@ -331,10 +335,12 @@ def test_runs_side_by_side_give_the_same_as_one_by_one_and_a_killed_one_loses_on
 
     def killed(self, work, *arguments, **others):
         if arguments[1][0].label() == "word-order-1":
-            work, arguments = signal.raise_signal, (signal.SIGKILL,)
+            work = signal.raise_signal
+            arguments = (signal.SIGKILL,)
         return call(self, work, *arguments, **others)
 
-    found, call = finetuned(four), processes.Processes.call
+    found = finetuned(four)
+    call = processes.Processes.call
     assert sources(run(four)[1], "report") == {"minimal_pairs": 1, "finetune": 4}
     together = predictions()
     assert len(set(together.values())) == 4
@@ -361,7 +367,8 @@ def test_if_all_finetuning_runs_fail_none_is_said_to_be_kept(four: dict, monkeyp
 
 
 def test_an_interrupt_ends_finetuning_runs_and_begins_no_other(four: dict, monkeypatch):
-    begun, call = [], processes.Processes.call
+    begun = []
+    call = processes.Processes.call
     monkeypatch.setattr(finetunes, "pool", None)  # an ended pool stays after an error; not for the tests that follow
 
     def interrupted(self, *_, **__):

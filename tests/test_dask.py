@@ -59,7 +59,8 @@ class Cluster:
     """A scheduler and workers of one thread on this machine."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.processes = folder, []
+        self.folder = folder
+        self.processes = []
         for part in ("tasks", "model", "tests"):  # a checkout of their own, as on another machine
             shutil.copytree(HERE.parent / part, folder / "cram" / part)
         jobs.edition()  # of now, if someone edits the code meanwhile

@@ -94,8 +94,10 @@ def stages(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> It
 
 @pytest.mark.parametrize("name", ["exact", "exact+minhash+substring", "decontaminate", "filter"])
 def test_kept_dropped_and_cut_are_all_that_was_seen(stages: dict[str, Made], name: str):
-    made, before = stages[name].run(), stages[name].arguments[1]
-    stats, documents = made.stats, list(documents_of(made))
+    made = stages[name].run()
+    before = stages[name].arguments[1]
+    stats = made.stats
+    documents = list(documents_of(made))
     assert [part.name for part in parts_of(made)] == [part.name for part in parts_of(before)]
     assert stats["parts"] == before.stats["parts"] > 5
     assert {s: c["documents"] for s, c in stats["by_source"].items()} == Counter(d.source for d in documents)

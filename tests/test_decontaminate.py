@@ -114,7 +114,8 @@ def random_text(rng: random.Random, count: int, script: str) -> str:
 
 @pytest.mark.parametrize(("script", "seed"), [("latin", 0), ("latin", 1), ("any", 2), ("any", 3)])
 def test_it_finds_what_a_set_of_ngrams_finds(store: Path, tmp_path: Path, script: str, seed: int, caplog):
-    rng, n = random.Random(seed), 6
+    rng = random.Random(seed)
+    n = 6
     texts = [random_text(rng, rng.randrange(1, 60), script) + f"own{i}" for i in range(150)]
     sentences = {}
     for task in ("cola", "rte"):
@@ -175,7 +176,8 @@ def test_the_key_follows_the_sentences_and_not_their_place(store: Path, tmp_path
     def key(**changes) -> str:
         return decontaminate.target(Decontaminate(**{"data": str(data)} | changes), corpus).key
 
-    first, moved = key(), tmp_path / "moved"
+    first = key()
+    moved = tmp_path / "moved"
     data = data.rename(moved)
     assert key() == key(tasks=Decontaminate().tasks[::-1]) == first
     keys = {first, key(words=12), key(tasks=["cola"]), key(data="probes")}
@@ -186,7 +188,8 @@ def test_the_key_follows_the_sentences_and_not_their_place(store: Path, tmp_path
 
 
 def test_with_nothing_to_search_for_the_corpus_is_passed_on(store, tmp_path, toy_texts, caplog):
-    corpus, asked = corpus_of(tmp_path, toy_texts), Decontaminate(data="probes")
+    corpus = corpus_of(tmp_path, toy_texts)
+    asked = Decontaminate(data="probes")
     half = draft_of(decontaminate.target(asked, corpus)) / parts_of(corpus)[0].name
     half.parent.mkdir(parents=True)
     half.write_bytes(b"half of it")
@@ -203,7 +206,8 @@ def test_with_nothing_to_search_for_the_corpus_is_passed_on(store, tmp_path, toy
 
 
 def test_once_the_hub_can_be_reached_the_search_is_made(store, tmp_path, data, toy_texts, caplog, monkeypatch):
-    corpus, asked = corpus_of(tmp_path, [*toy_texts[:9], PLANTED["cola"]]), Decontaminate(data=HUB_GLUE.repository)
+    corpus = corpus_of(tmp_path, [*toy_texts[:9], PLANTED["cola"]])
+    asked = Decontaminate(data=HUB_GLUE.repository)
     at_hand: dict = {}
     monkeypatch.setattr(glue, "hub_evaluation", lambda: at_hand)
     monkeypatch.setattr(glue, "hub_problem", lambda source: "no network")

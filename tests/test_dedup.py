@@ -39,7 +39,8 @@ ALL = ["exact", "minhash", "substring"]
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> Iterator[Artifact]:
     """Many parts from two sources, with duplicates within and between them; and a file that only looks like a part."""
-    folder, texts = tmp_path_factory.mktemp("corpus"), with_duplicates(toy_texts)
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = with_duplicates(toy_texts)
     for i in range(2):
         write_jsonl(folder / f"{i}.jsonl", texts[i * 400 : (i + 1) * 400], source=f"toy {i}")
     with store_of_its_own(folder / "artifacts"):
@@ -49,7 +50,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, toy_texts: list[str]) -> It
 
 
 def test_the_first_of_the_documents_of_one_text_is_kept_in_its_place(corpus: Artifact):
-    kept, before, firsts = deduplicate.fn(Deduplicate(), corpus), list(documents_of(corpus)), {}
+    kept = deduplicate.fn(Deduplicate(), corpus)
+    before = list(documents_of(corpus))
+    firsts = {}
     for document in before:
         firsts.setdefault(document.text, document)
     assert list(documents_of(kept)) == list(firsts.values())
@@ -84,7 +87,8 @@ def test_a_part_of_nothing_but_duplicates_is_an_empty_part(store: Path, tmp_path
 
 
 def test_digests_count_as_equal_only_when_both_halves_are(store, tmp_path: Path, monkeypatch, toy_texts: list[str]):
-    whole, texts = xxhash.xxh3_128_digest, with_duplicates(toy_texts[:50])
+    whole = xxhash.xxh3_128_digest
+    texts = with_duplicates(toy_texts[:50])
     for cover in (lambda digest: bytes(8) + digest[8:], lambda digest: digest[:8] + bytes(8)):
         monkeypatch.setattr(xxhash, "xxh3_128_digest", lambda text, cover=cover: cover(whole(text)))
         corpus = corpus_of(tmp_path, texts)
@@ -170,9 +174,12 @@ def test_a_corpus_without_parts_stays_so(store: Path, methods: list[str]):
 
 
 def test_many_parts_open_no_more_runs_than_a_few(store: Path, tmp_path: Path, monkeypatch, toy_texts: list[str]):
-    opened, map_file, texts = [], sorted_files.map_file, with_duplicates(toy_texts[:60])
+    opened = []
+    map_file = sorted_files.map_file
+    texts = with_duplicates(toy_texts[:60])
     monkeypatch.setattr(sorted_files, "map_file", lambda *run, **of: opened.append(run) or map_file(*run, **of))
-    few_parts, many_parts = corpus_of(tmp_path, texts, 0.03), corpus_of(tmp_path, texts, 0.005)
+    few_parts = corpus_of(tmp_path, texts, 0.03)
+    many_parts = corpus_of(tmp_path, texts, 0.005)
     assert many_parts.stats["parts"] >= 16
 
     def runs_of(method: str, corpus: Artifact, batch: int) -> int:

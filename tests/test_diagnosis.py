@@ -7,7 +7,10 @@ from model.diagnosis import Course, advice
 FREQUENCIES = 6.95
 PLAIN = {"steps": 5000, "tokens": 1_000_000, "epochs": 0.3, "batch_size": 64, "learning_rate": 0.01}
 PLAIN |= {"is_rotary": True, "width": 256}
-BUDGET, BATCH, RATE, TEXT = "pretrain.budget", "pretrain.batch_size", "pretrain.learning_rate", "download"
+BUDGET = "pretrain.budget"
+BATCH = "pretrain.batch_size"
+RATE = "pretrain.learning_rate"
+TEXT = "download"
 FLAT = [9.0, 7.1, 7.0, 6.97, 6.96, 6.96, 6.95, 6.96, 6.95, 6.95, 6.95]
 FALLING = [9.1, 7.45, 7.5, 7.49, 7.44, 7.36, 7.3, 7.23, 7.18, 7.14, 7.13]  # pocket-frontier, 21 steps
 

@@ -63,7 +63,8 @@ def in_parts(rows: list[tuple], size: int) -> Artifact:
 
 def by_copy(rows: list[tuple]) -> dict[tuple[str, int], tuple]:
     """The rows by id and the number of rows of that id before."""
-    seen, found = Counter(), {}
+    seen = Counter()
+    found = {}
     for row in rows:
         found[row[0], seen[row[0]]] = row
         seen[row[0]] += 1
@@ -76,11 +77,16 @@ def test_a_comparison_is_that_of_dictionaries(rng: random.Random, store: Path):
     rng.shuffle(b)
     filters = {"A": in_parts(a, 40), "B": in_parts(b, 23)}
     both = join_measurements(*filters.values())
-    a, b = by_copy(a), by_copy(b)
-    sources, changes, samples = defaultdict(Counter), defaultdict(Counter), {"A": [], "B": []}
+    a = by_copy(a)
+    b = by_copy(b)
+    sources = defaultdict(Counter)
+    changes = defaultdict(Counter)
+    samples = {"A": [], "B": []}
     for key in a | b:
-        x, y = a.get(key, ABSENT), b.get(key, ABSENT)
-        in_a, in_b = x[-1] == "kept", y[-1] == "kept"
+        x = a.get(key, ABSENT)
+        y = b.get(key, ABSENT)
+        in_a = x[-1] == "kept"
+        in_b = y[-1] == "kept"
         for source in ("all", x[1] or y[1]):
             sources[source].update({
                 "A keeps": in_a, "A keeps, B does not": in_a and not in_b, "characters, A keeps": in_a * x[2],
@@ -153,7 +159,8 @@ def test_cram_diff_says_that_inputs_differ(filters):
 
 def test_an_unknown_stage_and_damaged_measurements_are_refused(store: Path):
     rows = [(f"f:{i}", "web", 50, 9, 0.1, 0.1, "kept") for i in range(40)]
-    whole, other = in_parts(rows, 20), in_parts(rows[::-1], 20)
+    whole = in_parts(rows, 20)
+    other = in_parts(rows[::-1], 20)
     error = CliRunner().invoke(app, ["diff", "filtr", whole.key, other.key]).exception
     assert isinstance(error, InputError)
     assert "filter?" in str(error)

@@ -34,7 +34,8 @@ SAME = {
 
 @pytest.mark.parametrize("kind", SAME)
 def test_parts_that_stay_as_they_are_are_kept_once(store: Path, tmp_path: Path, toy_texts, monkeypatch, kind: str):
-    (stage, params), corpus = SAME[kind], corpus_of(tmp_path, toy_texts)
+    stage, params = SAME[kind]
+    corpus = corpus_of(tmp_path, toy_texts)
     parts_of(corpus)[0].chmod(0o640)  # as after a change of the umask
     made = stage.fn(params, corpus)
     assert parts_of(corpus)[0].stat().st_mode & 0o777 == 0o640
@@ -52,7 +53,9 @@ def test_parts_that_stay_as_they_are_are_kept_once(store: Path, tmp_path: Path, 
 
 def test_what_is_written_in_place_of_a_linked_part_leaves_the_other_name_alone(store, tmp_path: Path, toy_texts):
     corpus = corpus_of(tmp_path, toy_texts)
-    link(part := parts_of(corpus)[0], out := tmp_path / "part.parquet")
+    part = parts_of(corpus)[0]
+    out = tmp_path / "part.parquet"
+    link(part, out)
     assert out.samefile(part)
     with writer(out) as file:
         file.write_table(next(tables(part)).slice(0, 1))
@@ -62,7 +65,8 @@ def test_what_is_written_in_place_of_a_linked_part_leaves_the_other_name_alone(s
 def test_a_run_that_does_not_fit_is_refused_and_what_is_there_is_not_counted(
     store: Path, tmp_path: Path, toy_texts: list[str], monkeypatch, caplog
 ):
-    shard, there = write_jsonl(tmp_path / "toy.jsonl", toy_texts * 40), SimpleNamespace()
+    shard = write_jsonl(tmp_path / "toy.jsonl", toy_texts * 40)
+    there = SimpleNamespace()
     monkeypatch.setattr(disk, "SHOWN", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: there)
     caplog.set_level("INFO", "flows.disk")
@@ -101,7 +105,8 @@ def test_a_run_that_does_not_fit_is_refused_and_what_is_there_is_not_counted(
     assert fewest() == pytest.approx(parts * (0.38 + 2 * 0.45) / 0.38, rel=0.01), "filter and tokenize are left"
     assert gc.make_hollow(second.artifact, [part.name for part in parts_of(second.artifact)], tmp_path / "trash")
     assert fewest() == pytest.approx(parts * (0.38 + 2 * 0.45) / 0.38, rel=0.01), "also if it is hollow"
-    before, old = fewest(), sum(file.stat().st_size for file in second.artifact.path.iterdir())
+    before = fewest()
+    old = sum(file.stat().st_size for file in second.artifact.path.iterdir())
     second.is_anew = True  # as by --refresh, which deletes its artifact first
     assert fewest() == pytest.approx(before + disk.need(second)[0] - old, abs=2)
 
@@ -140,12 +145,14 @@ def planned_without_sources(*overrides: dict) -> tuple[Plan, Step]:
 
 
 def test_models_are_counted_by_their_parameters_or_by_the_files_of_the_one_that_is_given(store: Path):
-    (plan, bert), weights = planned_without_sources({}), 4 * 119.6e6
+    plan, bert = planned_without_sources({})
+    weights = 4 * 119.6e6
     assert disk.need(bert) == pytest.approx((weights, 2 * 3 * weights), rel=0.01), "two checkpoints of AdamW"
     tuned = [step for step in plan.steps if step.stage == "finetune"]
     models = [disk.need(step)[0] for step in tuned]
     assert sorted(models) == pytest.approx([0] * 32 + [weights] * 8, rel=0.01), "of each task that of the first seed"
-    (given := Artifact(stage="pretrain", key="given")).path.mkdir(parents=True)
+    given = Artifact(stage="pretrain", key="given")
+    given.path.mkdir(parents=True)
     (given.path / "model.safetensors").write_bytes(bytes(500))
     bert.given = (given,)
     assert {disk.need(step)[0] for step in tuned} == {0, 500}

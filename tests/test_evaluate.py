@@ -45,7 +45,8 @@ def others() -> list[str]:
 
 @pytest.mark.parametrize("text", ["tokens", "model"])
 def test_a_models_loss_on_its_own_held_out_text_is_exactly_that_of_pretraining(made, text: str):
-    found, recorded = evaluate.fn(Evaluate(), made["model"], made[text], []).stats, made["model"].stats["heldout"]
+    found = evaluate.fn(Evaluate(), made["model"], made[text], []).stats
+    recorded = made["model"].stats["heldout"]
     assert {name: found[name] for name in recorded} == recorded
     assert set(found) - set(recorded) == {"table"}
 
@@ -54,17 +55,20 @@ def test_each_document_has_the_loss_that_the_model_gives_it_with_a_seventh_of_th
     corpus = corpus_of(tmp_path, others[:6], part_megabytes=1024)
     written = pd.read_parquet(evaluate.fn(Evaluate(), made["model"], corpus, []).path / "documents.parquet")
     texts = pd.read_parquet(next(corpus.path.glob("part-*.parquet"))).set_index("id")["text"][written["id"]].tolist()
-    tokenizer, model = load_tokenizer(made["model"].path), export.load(made["model"].path).eval()
+    tokenizer = load_tokenizer(made["model"].path)
+    model = export.load(made["model"].path).eval()
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     held = heldout_of(texts, tokenizer, model.length)
     assert held.sequences.ravel().tolist() == [
         *(token for ids in encoded for token in (*ids, SEP)), *[PAD] * (held.sequences == PAD).sum()
     ]  # fmt: skip
-    nats, rounds = np.zeros(len(texts)), held.rounds()
+    nats = np.zeros(len(texts))
+    rounds = held.rounds()
     for row, place in zip(*np.nonzero(held.words >= 0), strict=True):
         tokens = torch.from_numpy(held.sequences[row].astype(np.int64))
         later = held.pieces[row] >= held.pieces[row, place]
-        hidden, kept = torch.from_numpy((rounds[row] == rounds[row, place]) & later), tokens != PAD
+        hidden = torch.from_numpy((rounds[row] == rounds[row, place]) & later)
+        kept = tokens != PAD
         with torch.no_grad():
             scores = model.logits(model.encode(tokens.masked_fill(hidden, MASK)[None, kept]))[0, place]
         nats[held.owners[row, place]] += torch.nn.functional.cross_entropy(scores, tokens[place]).item()
@@ -78,7 +82,8 @@ def test_each_document_has_the_loss_that_the_model_gives_it_with_a_seventh_of_th
 def test_the_result_is_the_same_whatever_the_order_and_the_parts_of_the_text(made, others, tmp_path):
     found = []
     for name, megabytes in (("one", 1024), ("many", 0.002)):
-        random.Random(name).shuffle(shuffled := others.copy())
+        shuffled = others.copy()
+        random.Random(name).shuffle(shuffled)
         corpus = corpus_of(tmp_path, shuffled, part_megabytes=megabytes, source=name)
         found.append(evaluate.fn(Evaluate(characters=9000), made["model"], corpus, []).stats)
         found[-1].pop("table")  # by the name of the source
@@ -101,7 +106,8 @@ def test_a_limit_measures_the_first_documents_of_the_whole(made, others, tmp_pat
 def test_the_sources_add_up_to_the_whole(made, others, tmp_path):
     files = [write_jsonl(tmp_path / f"{name}.jsonl", others[i::3], name) for i, name in enumerate(("one", "two", "é"))]
     found = evaluate.fn(Evaluate(), made["model"], downloaded(*files), [])
-    stats, rows = found.stats, pd.DataFrame(found.stats["table"]).set_index("source")
+    stats = found.stats
+    rows = pd.DataFrame(found.stats["table"]).set_index("source")
     written = pd.read_parquet(found.path / "documents.parquet")
     assert sorted(rows.index) == ["one", "two", "é"]
     for name in ("documents", "characters"):

@@ -21,7 +21,8 @@ from model.layouts import HEADS
 from model.settings import SPECIALS, Architecture
 from tasks.text import tokenizer as vocabulary_ids
 
-VOCABULARY, LENGTH = 60, 24
+VOCABULARY = 60
+LENGTH = 24
 SIZES = {"layers": 3, "hidden": 32, "heads": 4, "intermediate": 48, "norm_eps": 1e-6}
 NATIVE = {  # the model of transformers, and the axes of a layout that it has
     "modern": ("ModernBert", MODERN),
@@ -348,7 +349,8 @@ def test_attention_is_global_and_rotation_is_ours_for_engines_that_read_either_s
 
 @pytest.mark.parametrize("layout", NATIVE)
 def test_a_layout_that_transformers_has_is_named_and_has_a_classifier_of_the_native_head_there(layout):
-    family, about = FAMILIES[layout], LAYOUTS[layout]
+    family = FAMILIES[layout]
+    about = LAYOUTS[layout]
     assert layouts.transformers_model(about) == (family, None)
     assert layouts.transformers_classifier(about, "native") == (f"{family}ForSequenceClassification", None)
     for kind in ("classes", "tokens"):

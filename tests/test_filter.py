@@ -38,7 +38,8 @@ def in_lines(text: str) -> str:
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prose, some of it special tokens, and junk, such as a word too long for the vocabulary, in mixed order."""
-    rng, path = random.Random(13), tmp_path_factory.mktemp("data") / "mixed.jsonl"
+    rng = random.Random(13)
+    path = tmp_path_factory.mktemp("data") / "mixed.jsonl"
     texts = {
         "prose": [f"{document(rng, 12)} [MASK] [SEP]", *(document(rng, rng.randint(3, 12)) for _ in range(199))],
         "hex": [rng.randbytes(600).hex(), *(in_lines(rng.randbytes(600).hex()) for _ in range(9))],
@@ -77,7 +78,8 @@ def test_junk_is_dropped_and_prose_stays_in_its_part(corpus: Artifact):
 
 def test_the_statistics_count_every_document_once_by_source_and_verdict(corpus: Artifact):
     made = filtered(corpus, 700, **LIMITS)
-    stats, rows = made.stats, measured(made)
+    stats = made.stats
+    rows = measured(made)
     assert stats["seen"] == {name: corpus.stats[name] for name in ("documents", "characters", "by_source")}
     outcomes = {"kept": stats, **stats["dropped"]}
     assert list(outcomes) == ["kept", *rules(Filter(**LIMITS))]
@@ -104,7 +106,8 @@ def test_measures_are_those_of_the_saved_tokenizer_on_each_document_alone(corpus
     made = filtered(corpus, 700)
     tokenizer = Tokenizer.from_file(str(measure.fn(SMALL, corpus).path / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
-    rows, documents = measured(made), list(documents_of(corpus))
+    rows = measured(made)
+    documents = list(documents_of(corpus))
     for row, d in zip(rows.itertuples(), documents, strict=True):
         assert (row.id, row.source, row.characters) == (d.id, d.source, len(d.text))
         ids = tokenizer.encode(d.text, add_special_tokens=False).ids
@@ -169,7 +172,8 @@ def test_a_filter_may_drop_all_of_which_nothing_is_left_to_measure(store: Path, 
 def test_samples_of_what_was_dropped_are_drawn_by_their_text(corpus: Artifact):
     made = filtered(corpus, 700)
     found = [json.loads(line) for line in (made.path / "dropped.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows, expected = measured(made).set_index("id"), []
+    rows = measured(made).set_index("id")
+    expected = []
     for source, why in (("base64", "incompressible"), ("foreign", "no tokens"), ("hex", "incompressible")):
         documents = sorted((d for d in documents_of(corpus) if d.source == source), key=lambda d: unit_hash(d.text))[:3]
         for d in documents:
@@ -179,7 +183,9 @@ def test_samples_of_what_was_dropped_are_drawn_by_their_text(corpus: Artifact):
 
 
 def test_a_row_group_without_documents_is_passed_over(tmp_path: Path, corpus: Artifact):
-    part, other, written = parts_of(corpus)[0], tmp_path / "part-00007.parquet", []
+    part = parts_of(corpus)[0]
+    other = tmp_path / "part-00007.parquet"
+    written = []
     rows = pq.read_table(part)
     with pq.ParquetWriter(other, rows.schema) as file:
         for table in (rows[:0], rows, rows[:0]):
@@ -204,7 +210,8 @@ def test_a_source_may_have_the_name_of_the_total(store: Path, tmp_path: Path, to
     write_jsonl(tmp_path / "b.jsonl", [in_lines(random.Random(i).randbytes(600).hex()) for i in range(10)], "hex")
     write_jsonl(tmp_path / "c.jsonl", toy_texts[150:200], '"all"')
     corpus = corpus_of(tmp_path / "?.jsonl")
-    made, strict = filtered(corpus, 700), filtered(corpus, 700, max_tokens_per_char=0.2)
+    made = filtered(corpus, 700)
+    strict = filtered(corpus, 700, max_tokens_per_char=0.2)
     rows = [(row["source"], row["documents"], row["kept"]) for row in made.stats["table"]]
     assert rows == [("all", 210, 200), ('"all"', 150, 150), (r'"\"all\""', 50, 50), ("hex", 10, 0)]
     assert made.stats["table"][0]["median tokens_per_char"] == measured(made)["tokens_per_char"].median().round(4)

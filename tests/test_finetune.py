@@ -95,7 +95,8 @@ WORDS = ("river", "clock", "letter", "bridge", "train", "map")
 
 def write_task(folder: Path, task: str, rng: np.random.Generator) -> None:
     """A task whose label is the number of a word; in regression tasks too."""
-    about, kinds = TASKS[task], TASKS[task].classes if TASKS[task].classes > 1 else len(WORDS)
+    about = TASKS[task]
+    kinds = TASKS[task].classes if TASKS[task].classes > 1 else len(WORDS)
     (folder / task).mkdir(parents=True)
     sizes = {"train": 160, **dict.fromkeys(about.validation, 60)}
     for split, count in sizes.items():
@@ -109,7 +110,8 @@ def write_task(folder: Path, task: str, rng: np.random.Generator) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    folder, rng = tmp_path_factory.mktemp("glue"), np.random.default_rng(3)
+    folder = tmp_path_factory.mktemp("glue")
+    rng = np.random.default_rng(3)
     for task in ("cola", "mnli", "rte", "stsb"):
         write_task(folder, task, rng)
     return folder
@@ -130,7 +132,8 @@ def one(data: Path, task: str, **changes) -> FinetuneRun:
 
 def handed(monkeypatch: pytest.MonkeyPatch, run: FinetuneRun, start: Artifact) -> dict:
     """What this run gives to training, by name of the argument."""
-    signature, train = inspect.signature(finetuning.finetune), Mock(side_effect=RuntimeError("training begins"))
+    signature = inspect.signature(finetuning.finetune)
+    train = Mock(side_effect=RuntimeError("training begins"))
     # as many epochs as no other test's run has, whose artifact would be taken
     run = run.model_copy(update={"epochs": 4, "keep": False})
     with monkeypatch.context() as patch:
@@ -147,7 +150,8 @@ def cola(models, data: Path) -> Artifact:
 
 
 def test_predictions_have_the_texts_and_agree_with_the_scores(cola, data: Path):
-    table, given = pq.read_table(cola.path / "predictions.parquet"), pq.read_table(data / "cola" / "validation.parquet")
+    table = pq.read_table(cola.path / "predictions.parquet")
+    given = pq.read_table(data / "cola" / "validation.parquet")
     assert table.column_names == ["split", "row", "sentence", "label", "prediction", "scores"]
     assert table.select(["sentence", "label"]).to_pydict() == given.to_pydict()
     predicted = np.array(table["scores"].to_pylist()).argmax(axis=1)
@@ -186,7 +190,8 @@ def test_a_kept_model_that_compares_the_texts_of_a_pair_gives_its_predictions_ag
 
 
 def test_statistics_say_what_was_trained_on_and_how(cola):
-    stats, here = cola.stats, machine.detect().describe()
+    stats = cola.stats
+    here = machine.detect().describe()
     assert stats["machine"] == here
     expected = {"task": "cola", "seed": 0, "head": "native", "pretrained": True, "share": 1.0,
                 "train_examples": 160, "official_train_examples": 8551, "steps": 5 * (160 // 4)}  # fmt: skip
@@ -219,7 +224,8 @@ def test_a_model_that_is_not_kept_leaves_no_weights_and_inputs_that_are_cut_are_
 
 
 def test_weights_and_head_are_those_of_the_seed(models, data: Path, monkeypatch):
-    pretrained, made = export.load(models["papers"].path), {}
+    pretrained = export.load(models["papers"].path)
+    made = {}
     for known, seed in ((True, 0), (True, 1), (False, 0), (False, 1)):
         run = one(data, "rte", pretrained=known, seed=seed)
         made[known, seed] = model = handed(monkeypatch, run, models["papers"])["classifier"]
@@ -279,7 +285,9 @@ def test_what_fails_in_training_is_an_input_error(models, data: Path, monkeypatc
 
 
 def test_the_memory_of_a_run_follows_from_its_batch_and_the_model_it_starts_from(models, data: Path):
-    run, start, here = one(data, "cola", batch_size=16), models["papers"], machine.detect()
+    run = one(data, "cola", batch_size=16)
+    start = models["papers"]
+    here = machine.detect()
     weights = (start.path / "model.safetensors").stat().st_size
     more = run.model_copy(update={"batch_size": 32}).memory(start, here) - run.memory(start, here)
     assert run.memory(start, here) == finetunes.BYTES_A_RUN + 4 * weights + more

@@ -55,7 +55,9 @@ def examples_of(kind: Kind, count: int, seed: int, classes: int = 3) -> finetuni
 
 
 def test_the_seed_gives_the_predictions():
-    train, unseen, scores = examples(64, 0, classes=3), examples(50, 1, classes=3), []
+    train = examples(64, 0, classes=3)
+    unseen = examples(50, 1, classes=3)
+    scores = []
     for drawn, seed in enumerate((0, 0, 1)):
         torch.randn(drawn + 1)  # whatever was drawn before
         model = classifier(3, seed)
@@ -67,7 +69,9 @@ def test_the_seed_gives_the_predictions():
 
 @pytest.mark.parametrize("work", [tune, finetuning.predict])
 def test_cudnns_attention_which_plans_for_every_shape_is_off_and_stays_so_for_runs_in_other_threads(work):
-    model, enabled, before = classifier(2), [], torch.backends.cuda.cudnn_sdp_enabled()
+    model = classifier(2)
+    enabled = []
+    before = torch.backends.cuda.cudnn_sdp_enabled()
     model.register_forward_pre_hook(lambda *_: enabled.append(torch.backends.cuda.cudnn_sdp_enabled()))
     torch.backends.cuda.enable_cudnn_sdp(True)
     try:
@@ -92,7 +96,8 @@ def test_a_finetuning_loss_that_is_not_finite_is_refused():
 
 @pytest.mark.parametrize("kind", ["classes", "tokens"])
 def test_predictions_are_in_the_order_given_whatever_the_lengths(kind: Kind):
-    model, given = classifier(3, kind=kind).eval(), examples_of(kind, 150, 2)
+    model = classifier(3, kind=kind).eval()
+    given = examples_of(kind, 150, 2)
     scores = finetuning.predict(model, given, HERE)
     with torch.no_grad():
         alone = torch.cat([model(torch.tensor(given.input(row)[None])).view(-1, 3) for row in range(150)]).numpy()
@@ -104,7 +109,8 @@ def test_predictions_are_in_the_order_given_whatever_the_lengths(kind: Kind):
 
 @pytest.mark.parametrize("kind", ["classes", "multilabel", "tokens"])
 def test_labels_go_with_their_inputs_and_stay_when_embeddings_are_dropped(kind: Kind):
-    given, order = examples_of(kind, 40, 4), np.random.default_rng(5).permutation(40)
+    given = examples_of(kind, 40, 4)
+    order = np.random.default_rng(5).permutation(40)
     shuffled = given.take(order)
     again = shuffled.take(np.argsort(order))
     for field in ("tokens", "ends", "labels"):
@@ -121,7 +127,8 @@ def test_labels_go_with_their_inputs_and_stay_when_embeddings_are_dropped(kind: 
 
 
 def test_a_batch_whose_tokens_have_no_label_leaves_a_model_as_it_is():
-    model, given = classifier(3, kind="tokens", dropout=0.0), examples_of("tokens", 16, 0)
+    model = classifier(3, kind="tokens", dropout=0.0)
+    given = examples_of("tokens", 16, 0)
     before = [parameter.clone() for parameter in model.parameters()]
     outcome = tune(model, replace(given, labels=np.full_like(given.labels, -100)))
     assert [epoch["loss"] for epoch in outcome.epochs] == [0.0] * 5
@@ -135,14 +142,16 @@ def test_what_scores_say_is_by_kind():
 
 
 def test_a_regression_on_standardised_labels_predicts_in_the_labels_units():
-    model, given = classifier(1), examples(30, 0, classes=1)
+    model = classifier(1)
+    given = examples(30, 0, classes=1)
     standardised = finetuning.predict(model, given, HERE)
     model.rescale(scale=25_000.0, shift=1.5e6)
     np.testing.assert_allclose(finetuning.predict(model, given, HERE), 25_000 * standardised + 1.5e6, rtol=1e-6)
 
 
 def test_gradients_that_fp16_cannot_hold_are_not_lost(monkeypatch):
-    means, step = {}, torch.optim.AdamW.step
+    means = {}
+    step = torch.optim.AdamW.step
 
     def recording(self, *args):
         step(self, *args)
@@ -160,7 +169,8 @@ def test_gradients_that_fp16_cannot_hold_are_not_lost(monkeypatch):
 
 def test_an_epoch_has_each_example_once_in_an_order_of_its_own_and_little_padding():
     lengths = np.random.default_rng(1).integers(3, 40, 4008)
-    seeded, again = np.random.default_rng(0), np.random.default_rng(0)
+    seeded = np.random.default_rng(0)
+    again = np.random.default_rng(0)
     first, second = (finetuning.batches(lengths, 16, seeded) for _ in range(2))
     assert (first.shape, len(np.unique(first))) == ((250, 16), 4000)
     assert (first == finetuning.batches(lengths, 16, again)).all()
@@ -200,11 +210,13 @@ def test_training_is_that_of_a_plain_loop_with_torchs_adamw(kind, axes):
     matrices, vectors = ([p for p in plain.parameters() if (p.ndim > 1) == wide] for wide in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=False, foreach=False)
-    shuffle, step = np.random.default_rng(5), 0
+    shuffle = np.random.default_rng(5)
+    step = 0
     for _ in range(2):
         for rows in finetuning.batches(given.lengths, 8, shuffle):
             step += 1
-            spent, left = step / 10 / 0.3, (1 - step / 10) / 0.7
+            spent = step / 10 / 0.3
+            left = (1 - step / 10) / 0.7
             falling = 0.5 - 0.5 * math.cos(math.pi * left)
             for group in adamw.param_groups:
                 group["lr"] = 1e-3 * min(spent, falling if spent > 1 else 1)
@@ -221,7 +233,8 @@ def test_training_is_that_of_a_plain_loop_with_torchs_adamw(kind, axes):
 
 
 def test_an_outcome_has_steps_speed_and_each_epochs_mean_loss():
-    reports, given = [], examples(64, 0, classes=2)
+    reports = []
+    given = examples(64, 0, classes=2)
     settings = Finetuning(epochs=3, learning_rate=1e-30)
     outcome = tune(classifier(2, dropout=0.0), given, settings, report=lambda *report: reports.append(report))
     assert outcome.examples_per_second == pytest.approx(12 * 16 / outcome.seconds)
@@ -233,7 +246,8 @@ def test_an_outcome_has_steps_speed_and_each_epochs_mean_loss():
 
 
 def test_answers_in_bf16_are_as_fine_as_in_fp32():
-    model, given = classifier(1), examples(300, 0, classes=1)
+    model = classifier(1)
+    given = examples(300, 0, classes=1)
     halves, exact = (
         finetuning.predict(model, given, replace(HERE, dtype=kind))[:, 0] for kind in (torch.bfloat16, torch.float32)
     )

@@ -78,7 +78,8 @@ def change(artifact: Artifact, **fields: object) -> None:
 def put(stage: str, key: str, **about: object) -> Artifact:
     """An artifact of this machine without files."""
     usual = {"files": [], "inputs": {}, "params": {}, "stats": {}, "seconds": 9, "finished": "2026", "made_from": {}}
-    (made := Artifact(stage=stage, key=key)).path.mkdir(parents=True)
+    made = Artifact(stage=stage, key=key)
+    made.path.mkdir(parents=True)
     (made.path / MANIFEST).write_text(json.dumps(usual | {"environment": environment()} | about))
     return made
 

@@ -123,7 +123,8 @@ ZEROS = [bytes(count) for count in (0, 4, 512, 4 * containers.MORSEL)]
     [(".zst", [b"", SKIPPABLE]), (".gz", ZEROS), (".bz2", ZEROS), (".xz", ZEROS), (".lz4", [b""])],
 )
 def test_all_frames_of_a_file_and_the_padding_between_and_after_them_are_read(suffix: str, paddings: list[bytes]):
-    first, second = json_lines(ODD[:2]), json_lines(ODD[2:])
+    first = json_lines(ODD[:2])
+    second = json_lines(ODD[2:])
     half = len(first) // 2  # a frame may end within a line
     frames = [packed(part, suffix) for part in (first[:half], first[half:], b"", second)]
     for padding in paddings:
@@ -529,7 +530,8 @@ SOURCES = [  # other fields of a record, the source of its document
 
 
 def test_a_document_belongs_to_the_source_it_names_or_else_to_the_family_of_its_file():
-    name, stored = "train-00003-of-00010", [{"text": "a", **record} for record, _ in SOURCES]
+    name = "train-00003-of-00010"
+    stored = [{"text": "a", **record} for record, _ in SOURCES]
     sources = [source for _, source in SOURCES]
     assert [record.source for record in read(jsonl_of(stored), f"{name}.jsonl")] == sources
     for row, source in zip(stored[:-1], sources, strict=False):
@@ -601,7 +603,8 @@ def test_values_of_any_characters_are_read_in_any_layout(tmp_path: Path):
             {"a": "".join(rng.choices('ab",;\t\\é\n1', k=rng.randrange(30))) + "x", "n": str(rng.randrange(10**9))}
             for _ in range(5)
         ]
-        indent, end = rng.choice([None, 0, 3]), rng.choice(["", "\n"])
+        indent = rng.choice([None, 0, 3])
+        end = rng.choice(["", "\n"])
         layouts = {
             "array.json": json.dumps(rows, indent=indent).encode(),
             "a.json": end.join(json.dumps(row, indent=indent) for row in rows).encode(),

@@ -53,12 +53,18 @@ def there(*some: Artifact) -> list[bool]:
 
 def bytes_in(folder: Path) -> int:
     """The bytes of the files below a folder, each once."""
-    about = {(s := path.lstat()).st_ino: s for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
-    return sum(s.st_size for s in about.values())
+    sizes = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            about = path.lstat()
+            sizes[about.st_ino] = about.st_size
+    return sum(sizes.values())
 
 
 def test_the_last_reports_stay_with_all_they_were_made_from_and_so_does_what_is_newer(store: Path):
-    first, second, third = chain(1), chain(2, shared=2), chain(3, shared=2)
+    first = chain(1)
+    second = chain(2, shared=2)
+    third = chain(3, shared=2)
     newer = chain(4, until=TOKENS)
     found, _ = collect(keep=1, hollow=False, models=False)
     assert there(*third, *newer) == [True] * 9
@@ -82,7 +88,8 @@ def test_without_a_report_or_a_study_nothing_goes(store: Path):
 
 
 def test_what_is_pinned_stays_whole_with_all_it_was_made_from(store: Path):
-    old, new = chain(1), chain(2)
+    old = chain(1)
+    new = chain(2)
     pin(old[2])
     assert cram("pin").count("tokenize/") == 1
     collect(keep=1, hollow=True, models=True)
@@ -137,7 +144,8 @@ def test_abandoned_drafts_go_if_they_are_older_than_the_newest_report_and_hold_n
 
 
 def test_what_a_running_process_reads_or_will_need_stays_and_goes_once_it_is_killed(store: Path):
-    read, planned = chain(1), chain(2)
+    read = chain(1)
+    planned = chain(2)
     chain(3)
 
     def hold() -> None:

@@ -210,7 +210,8 @@ def test_training_rows_without_a_sentence_are_left_out_counted_once_and_named(tm
     data["label"] = [0, 1] * 500
     write(tmp_path, "rte", "validation", data)
     for row, first, second in ((2, None, ""), (6, " \t\u00a0\u200b", "b"), (999, "a", "")):
-        data["sentence1"][row], data["sentence2"][row] = first, second
+        data["sentence1"][row] = first
+        data["sentence2"][row] = second
     write(tmp_path, "rte", "train", data)
     found = read(str(tmp_path), "rte")
     assert found.left_out == 3
@@ -235,7 +236,8 @@ def test_more_than_one_percent_of_empty_rows_are_refused_and_no_scored_row_is_le
 
 @pytest.mark.parametrize("task", ["mnli", "rte", "stsb", "mrpc", "qqp"])
 def test_repeated_rows_are_those_of_a_naive_count_and_a_class_without_examples_is_named(tmp_path: Path, task: str):
-    draw, rows = np.random.default_rng(2), {}
+    draw = np.random.default_rng(2)
+    rows = {}
     for split, count in zip(training_splits(task), (200, 90, 60), strict=False):
         pairs = [[f" {n}\n" if draw.integers(2) else f"{n}" for n in pair] for pair in draw.integers(0, 15, (count, 2))]
         labels = draw.choice([0, 2 if task in ("mnli", "stsb") else 1], count).tolist()
@@ -294,7 +296,8 @@ def test_a_split_that_is_missing_or_there_twice_is_refused(cola: Path, files: li
     [("is_file", "rte", "/rte/train.parquet"), ("iterdir", "rte", ""), ("open", "cola", "/cola/train.parquet")],
 )
 def test_what_the_system_refuses_is_an_error_of_the_step(store: Path, cola: Path, monkeypatch, call, task, words):
-    before, plan = getattr(Path, call), Plan("finetune", {}, [])
+    before = getattr(Path, call)
+    plan = Plan("finetune", {}, [])
 
     def fail(path: Path, *given, **named) -> None:
         if cola in (path, *path.parents):
@@ -458,10 +461,13 @@ def pretrained(texts: list[str], reads: Normaliser = UNICODE) -> Artifact:
 
 @pytest.mark.parametrize("task", PROBES)
 def test_probes_are_balanced_repeatable_split_by_document_and_intact_if_they_say_so(store: Path, task: str):
-    rng, columns, seen = random.Random(5), TASKS[task].columns, []
+    rng = random.Random(5)
+    columns = TASKS[task].columns
+    seen = []
     texts = [document(rng, 12).replace("This text is", "All of this text is") for _ in range(120)]  # else too short
     start = pretrained(texts)
-    data, whole = read("probes", task, pretrained=start), " ".join(texts)
+    data = read("probes", task, pretrained=start)
+    whole = " ".join(texts)
     for split, again in probes.make(task, start).items():
         pd.testing.assert_frame_equal(data.tables[split], again)
     train = data.tables["train"]
@@ -503,7 +509,8 @@ def test_sentences_and_words_are_found_in_any_script_and_put_together_as_they_we
 
 @pytest.mark.parametrize("task", ["word-order", "odd-word"])
 def test_probes_without_spaces_between_words_have_none(store: Path, task: str):
-    rng, texts = random.Random(3), []
+    rng = random.Random(3)
+    texts = []
     letters = "的一是不了人我在有他这中大来上个国到说们"
     for _ in range(200):
         sentences = ["".join(rng.choices(letters, k=rng.randint(14, 60))) for _ in range(4)]
@@ -539,12 +546,15 @@ def test_probes_have_no_documents_that_the_vocabulary_does_not_read_and_need_som
 
 def test_real_glue_data_is_read_as_a_naive_reader_does_and_from_tsv_too(real_data: Path, tmp_path: Path):
     manifest = {about["file"]: about for about in json.loads((real_data / "glue" / "MANIFEST.json").read_text())}
-    sizes, shared = {}, {}
+    sizes = {}
+    shared = {}
     for task in (*GLUE, "wnli"):
-        about, data = TASKS[task], read(str(real_data / "glue"), task)
+        about = TASKS[task]
+        data = read(str(real_data / "glue"), task)
         assert data.left_out == 0
         shared[task] = data.shared
-        kind, names = (int if about.labels else np.float32), [*about.columns, "label"]
+        kind = int if about.labels else np.float32
+        names = [*about.columns, "label"]
         for split, table in data.tables.items():
             rows = pq.read_table(real_data / "glue" / task / f"{split}.parquet", columns=names).to_pylist()
             assert table.to_dict("records") == [row | {"label": kind(row["label"])} for row in rows]

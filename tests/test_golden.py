@@ -64,7 +64,8 @@ def short(data: bytes) -> str:
 
 def keys(recipe: str) -> dict[str, str]:
     """The key of each stage of a recipe; of the finetuning runs, a digest of all their keys."""
-    plan, found = Plan("report", {}, []), {}
+    plan = Plan("report", {}, [])
+    found = {}
     plan.trace(pipeline, resolve(recipe, {}))
     for step in plan.steps:
         found.setdefault(step.stage, []).append(step.artifact.key)

@@ -29,7 +29,9 @@ def others(part: int) -> Callable:
     return lambda self, *about: tuple(x.roll(1, 0) if i == part else x for i, x in enumerate(make(self, *about)))
 
 
-attend, convolve, make = bert.attend, layers.Convolution.forward, (masking.Batches, "make")
+attend = bert.attend
+convolve = layers.Convolution.forward
+make = (masking.Batches, "make")
 # What could be wrong on a device: an owner, the name of its function, and the wrong function
 FAULTS: dict[str, tuple[object, str, Callable]] = {
     "scores of attention halved": (bert, "attend", lambda q, *other: attend(q / 2, *other)),

@@ -107,7 +107,8 @@ class Cuda:
 
     @contextmanager
     def stream(self, stream) -> Iterator[None]:
-        before, self.current = self.current, stream
+        before = self.current
+        self.current = stream
         try:
             yield
         finally:
@@ -119,7 +120,8 @@ class Cuda:
         assert stream is not self.usual
         assert pool is self.graph_pool_handle.return_value
         graph.tape = Tape(self.refused)
-        before, self.current = self.current, stream
+        before = self.current
+        self.current = stream
         try:
             with graph.tape:
                 yield

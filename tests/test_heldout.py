@@ -18,14 +18,19 @@ from model.heldout import Heldout, curve_losses, document_losses, ratio, token_r
 from model.settings import Training
 from tasks.text.tokenizer import SPECIALS, heldout_of, tokenizer_of
 
-PAD, UNK, SEP, MASK = 0, 1, 3, 4
+PAD = 0
+UNK = 1
+SEP = 3
+MASK = 4
 HERE = machine_of()
 
 
 def packed(lengths: list[int]) -> Heldout:
     """Documents of these many tokens, [UNK] among them, in words of one to four pieces."""
     rng = np.random.default_rng(len(lengths))
-    streams, sizes, before = [np.zeros((2, 0), int)], [], 0
+    streams = [np.zeros((2, 0), int)]
+    sizes = []
+    before = 0
     for size in lengths:
         words = np.repeat(np.arange(size), rng.integers(1, 5, size))[:size]
         count = words[-1] + 1 if size else 0
@@ -102,11 +107,14 @@ def test_the_rounds_of_single_tokens_share_each_sequence_by_its_number_alone():
 def test_the_loss_of_each_word_is_the_models_with_its_pieces_revealed_from_left_to_right_and_that_of_their_number(
     lengths,
 ):
-    held, model = packed(lengths), encoder()
+    held = packed(lengths)
+    model = encoder()
     model.set_dropout(0.5)
     nats, predicted = document_losses(model.train(), held, MASK, HERE)
     assert model.training, "it is left as it was"
-    expected, rounds, runs = np.zeros(len(lengths)), held.rounds(), runs_of(held)
+    expected = np.zeros(len(lengths))
+    rounds = held.rounds()
+    runs = runs_of(held)
     model.eval()
     for row, begin, end, _ in runs:
         expected[held.owners[row, begin]] += of_lengths(runs)[end - begin]
@@ -123,7 +131,8 @@ def test_the_loss_of_each_word_is_the_models_with_its_pieces_revealed_from_left_
 
 
 def test_what_stands_for_padding_changes_nothing():
-    held, model = packed([100, 30, 5]), encoder(positions="rotary", funnel=1, layers=3, tied=False)
+    held = packed([100, 30, 5])
+    model = encoder(positions="rotary", funnel=1, layers=3, tied=False)
     before, _ = document_losses(model, held, MASK, HERE)
     model.embedding.word.weight.data[PAD].normal_()  # not a constant, which the norm would take away
     np.testing.assert_allclose(document_losses(model, held, MASK, HERE)[0], before, rtol=1e-5)
@@ -159,7 +168,8 @@ def test_the_losses_over_a_run_are_those_of_sequences_spread_over_the_text(monke
 
 def test_a_part_of_the_text_has_the_same_words_for_every_vocabulary_predicted_as_in_all_of_it(monkeypatch):
     monkeypatch.setattr(heldout, "BLOCK", 10)
-    held, asked = packed([40] * 6), {}
+    held = packed([40] * 6)
+    asked = {}
     for every in (1, 3):
         model = Unigram(np.zeros(VOCABULARY))
         _, predicted = document_losses(model, held, MASK, HERE, every=every)
@@ -184,9 +194,11 @@ class KnowsWords(nn.Module):
         self.frequencies = frequencies
 
     def losses(self, tokens: Tensor, places: Tensor, labels: Tensor, padded: bool) -> Tensor:
-        rows, found = tokens.tolist(), []
+        rows = tokens.tolist()
+        found = []
         for through, label in zip(places.tolist(), labels.tolist(), strict=True):
-            row, place = rows[through // tokens.shape[1]], through % tokens.shape[1]
+            row = rows[through // tokens.shape[1]]
+            place = through % tokens.shape[1]
             begin = max((i for i in range(place) if row[i] == SEP), default=-1) + 1
             seen = row[begin : row.index(SEP, place)]
             fits = [
@@ -205,7 +217,8 @@ def test_two_vocabularies_of_an_exactly_known_model_read_the_same():
     words = ["".join(rng.choices("abcd", k=rng.randint(1, 7))) for _ in range(40)]
     texts = rng.choices(words, weights=[1 / (rank + 1) for rank in range(40)], k=250)
     letters = [*"abcd", *(f"##{letter}" for letter in "abcd")]
-    found, of_tokens = {}, {}
+    found = {}
+    of_tokens = {}
     for name, entries in {"whole": sorted(set(words) - set("abcd")), "split": ["ab", "##cd", "##ba", "##ad"]}.items():
         vocabulary = {entry: number for number, entry in enumerate([*SPECIALS, *letters, *entries])}
         tokenizer = tokenizer_of(WordPiece(vocabulary, unk_token="[UNK]"))
@@ -304,7 +317,8 @@ def test_measuring_a_short_run_takes_a_tenth_of_its_budget_on_the_slow_machine_a
 
 @pytest.mark.parametrize("sizes", [[400] * 100, [30_000, 20, 9000], [700] * 30 + [5], [1], []])
 def test_what_a_shorter_run_measures_is_a_part_of_what_a_longer_one_does(sizes: list[int]):
-    rng, before = random.Random(0), []
+    rng = random.Random(0)
+    before = []
     texts = [" ".join("x" * rng.randint(1, 9) for _ in range(size))[:size] for size in sizes]
     for characters in (1, 500, 3000, 10_000, 12_000, 100_000, math.inf):
         read = heldout.beginnings(texts, characters)
@@ -326,7 +340,8 @@ def test_a_short_run_measures_many_documents_up_to_the_end_of_a_word():
 
 
 def test_a_smaller_share_of_the_curve_measures_fewer_sequences_and_words_and_the_frequencies_of_the_same_ones(by_id):
-    held, counts = packed([13_000] * 4), np.ones(VOCABULARY)
+    held = packed([13_000] * 4)
+    counts = np.ones(VOCABULARY)
     curve_losses(by_id, held, MASK, HERE, share=0.1)
     few = sum(len(labels) for *_, labels in by_id.asked)
     rows = held.sequences[:: heldout.spread(held, 0.1)]

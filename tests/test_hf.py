@@ -86,14 +86,16 @@ def test_tokens_without_a_mask_embedded_words_and_positions_in_order_give_the_sa
 def test_positions_can_be_given(positions, hf):
     theirs = roughen(hf.CramModel(config_of(hf, "the paper's", positions=positions)).eval())
     tokens = inputs()[0][1:2]
-    turned, order = tokens.flip(1), torch.arange(LENGTH).flip(0)[None]
+    turned = tokens.flip(1)
+    order = torch.arange(LENGTH).flip(0)[None]
     with torch.no_grad():
         found = theirs(turned, position_ids=order).last_hidden_state.flip(1)
         assert_close(found, theirs(tokens).last_hidden_state)
 
 
 def test_the_mask_and_not_padding_s_id_says_what_is_padding(tmp_path, transformers):
-    bert, (tokens, _) = some_bert("convolution"), inputs()
+    bert = some_bert("convolution")
+    tokens, _ = inputs()
     export.save(bert, tmp_path)
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
@@ -102,7 +104,8 @@ def test_the_mask_and_not_padding_s_id_says_what_is_padding(tmp_path, transforme
 
 
 def test_the_first_token_is_found_behind_padding_on_the_left(hf):
-    model, (_, given) = hf.CramModel(config_of(hf, "the paper's")).eval(), inputs()
+    model = hf.CramModel(config_of(hf, "the paper's")).eval()
+    _, given = inputs()
     found = model(**given | {"attention_mask": given["attention_mask"].flip(1)})
     firsts = found.last_hidden_state[torch.arange(3), torch.tensor([LENGTH - 9, 0, 1])]
     assert torch.equal(found.pooler_output, firsts)
@@ -111,7 +114,8 @@ def test_the_first_token_is_found_behind_padding_on_the_left(hf):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("layout", ["the paper's", "two halvings", "rmsnorm"])
 def test_a_row_of_padding_alone_is_finite_and_so_are_its_gradients(layout, attention, hf):
-    about, (tokens, _) = config_of(hf, layout, classifier_pooling="mean"), inputs()
+    about = config_of(hf, layout, classifier_pooling="mean")
+    tokens, _ = inputs()
     about._attn_implementation = attention
     alone = tokens.clone()
     alone[1] = PAD
@@ -126,7 +130,8 @@ def test_a_row_of_padding_alone_is_finite_and_so_are_its_gradients(layout, atten
 
 
 def test_token_types_are_taken_and_others_than_zero_warned_of(hf, caplog, monkeypatch):
-    model, (_, given) = hf.CramModel(config_of(hf, "the paper's")).eval(), inputs()
+    model = hf.CramModel(config_of(hf, "the paper's")).eval()
+    _, given = inputs()
     monkeypatch.setattr(hf.logger, "propagate", True)
     monkeypatch.setattr(hf.logger.parent, "propagate", True)
     for types in (torch.zeros_like(given["input_ids"]), torch.ones_like(given["input_ids"])):
@@ -139,7 +144,8 @@ def test_token_types_are_taken_and_others_than_zero_warned_of(hf, caplog, monkey
 def test_inputs_that_it_can_t_take_are_refused(hf):
     model = hf.CramModel(config_of(hf, "the paper's"))
     comparing = hf.CramForSequenceClassification(config_of(hf, "the paper's", classifier_pooling="compare"))
-    tokens, embedded = torch.full((1, 3), 7), torch.zeros(1, 3, 32)
+    tokens = torch.full((1, 3), 7)
+    embedded = torch.zeros(1, 3, 32)
     for call, named in (
         (lambda: model(torch.full((1, LENGTH + 1), 7)), f"{LENGTH + 1} tokens"),
         (lambda: model(), "inputs_embeds"),
@@ -154,7 +160,8 @@ def test_inputs_that_it_can_t_take_are_refused(hf):
 
 @pytest.mark.parametrize("kind", TOLERANCE, ids=str)
 def test_scores_and_the_loss_in_any_precision_are_those_of_cram(kind, tmp_path, transformers):
-    bert, (tokens, given) = some_bert("funnel"), inputs()
+    bert = some_bert("funnel")
+    tokens, given = inputs()
     export.save(bert, tmp_path)
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, dtype=kind).eval()
     assert {parameter.dtype for parameter in theirs.parameters()} == {kind}
@@ -175,7 +182,8 @@ def test_scores_and_the_loss_in_any_precision_are_those_of_cram(kind, tmp_path, 
 def test_a_new_head_has_the_loss_that_its_class_and_config_ask_for(hf, tmp_path):
     export.save(some_bert("the paper's"), tmp_path)
     _, given = inputs()
-    sequences, tokens = torch.tensor([2, 0, 1]), torch.arange(3 * LENGTH).view(3, LENGTH) % 3
+    sequences = torch.tensor([2, 0, 1])
+    tokens = torch.arange(3 * LENGTH).view(3, LENGTH) % 3
     several = {"num_labels": 3, "problem_type": "multi_label_classification"}
     for auto, asked, labels, loss in (
         (hf.CramForSequenceClassification, {"num_labels": 3}, sequences, F.cross_entropy),
@@ -187,21 +195,25 @@ def test_a_new_head_has_the_loss_that_its_class_and_config_ask_for(hf, tmp_path)
         logits = found.logits
         if labels is tokens:
             assert logits.shape == (3, LENGTH, 3)
-            logits, labels = logits.flatten(0, 1), labels.flatten()
+            logits = logits.flatten(0, 1)
+            labels = labels.flatten()
         assert logits.shape[-1] == asked["num_labels"]
         torch.testing.assert_close(found.loss, loss(logits, labels))
 
 
 def test_questions_and_choices_are_answered(hf):
-    about, (_, given) = config_of(hf, "convolution"), inputs()
+    about = config_of(hf, "convolution")
+    _, given = inputs()
     asker = roughen(hf.transformers.AutoModelForQuestionAnswering.from_config(about).eval())
-    starts, ends = torch.tensor([1, 3, 5]), torch.tensor([2, 3, 9])
+    starts = torch.tensor([1, 3, 5])
+    ends = torch.tensor([2, 3, 9])
     found = asker(**given, start_positions=starts, end_positions=ends)
     scores = asker.classifier(asker.bert(**given).last_hidden_state)
     torch.testing.assert_close(torch.stack([found.start_logits, found.end_logits], -1), scores)
     wanted = (F.cross_entropy(found.start_logits, starts) + F.cross_entropy(found.end_logits, ends)) / 2
     torch.testing.assert_close(found.loss, wanted)
-    chooser, labels = roughen(hf.transformers.AutoModelForMultipleChoice.from_config(about).eval()), torch.tensor([1])
+    chooser = roughen(hf.transformers.AutoModelForMultipleChoice.from_config(about).eval())
+    labels = torch.tensor([1])
     found = chooser(**{key: value[None] for key, value in given.items()}, labels=labels)
     assert found.logits.shape == (1, 3)
     torch.testing.assert_close(found.logits[0], chooser.classifier(chooser.bert(**given).pooler_output)[:, 0])
@@ -210,7 +222,8 @@ def test_questions_and_choices_are_answered(hf):
 
 def test_a_new_head_is_drawn_and_dropout_acts_in_training_only(hf, tmp_path):
     export.save(some_bert("the paper's"), tmp_path)
-    model, (_, given) = hf.CramForSequenceClassification.from_pretrained(tmp_path, num_labels=4, dropout=0.3), inputs()
+    model = hf.CramForSequenceClassification.from_pretrained(tmp_path, num_labels=4, dropout=0.3)
+    _, given = inputs()
     assert model.classifier.dense.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert not model.classifier.out.bias.any()
     assert {part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)} == {0.3}
@@ -274,14 +287,16 @@ def test_trainer_trains_both_and_cram_reads_what_it_saves(tmp_path, transformers
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")  # its new name is too new
 @of_two_layouts
 def test_checkpointed_gradients_are_the_same(layout, hf):
-    model, (tokens, given) = roughen(hf.CramForMaskedLM(config_of(hf, layout)).train()), inputs()
+    model = roughen(hf.CramForMaskedLM(config_of(hf, layout)).train())
+    tokens, given = inputs()
 
     def gradients() -> dict[str, torch.Tensor]:
         model.zero_grad()
         model(**given, labels=tokens).loss.backward()
         return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
-    expected, calls = gradients(), []
+    expected = gradients()
+    calls = []
     model.gradient_checkpointing_enable()
     model.bert.blocks[0].attention.query.register_forward_hook(lambda *_: calls.append(1))
     torch.testing.assert_close(gradients(), expected)
@@ -294,7 +309,8 @@ def test_checkpointed_gradients_are_the_same(layout, hf):
 
 @pytest.mark.parametrize("by", ["argument", "config"])
 def test_states_and_attention_of_each_block_are_given_if_asked_for(by, hf):
-    about, (tokens, given) = config_of(hf, "the paper's"), inputs()
+    about = config_of(hf, "the paper's")
+    tokens, given = inputs()
     about._attn_implementation = "eager"
     asked = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
     model = hf.CramForMaskedLM(about).eval()
@@ -317,14 +333,17 @@ def test_a_projection_is_a_module_that_adapters_can_wrap(hf):
     class Adapted(torch.nn.Module):
         def __init__(self, inner: torch.nn.Linear) -> None:
             super().__init__()
-            self.inner, self.low = inner, torch.nn.Parameter(torch.randn(32, 2) / 8)
+            self.inner = inner
+            self.low = torch.nn.Parameter(torch.randn(32, 2) / 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(x) + x @ self.low @ self.low.T
 
-    model, (_, given) = roughen(hf.CramForSequenceClassification(config_of(hf, "funnel")).eval()), inputs()
+    model = roughen(hf.CramForSequenceClassification(config_of(hf, "funnel")).eval())
+    _, given = inputs()
     model.requires_grad_(False)
-    before, adapted = model(**given).logits, [block.attention for block in model.bert.blocks]
+    before = model(**given).logits
+    adapted = [block.attention for block in model.bert.blocks]
     for name in ("query", "key", "value", "out"):
         for attention in adapted:
             setattr(attention, name, Adapted(getattr(attention, name)))
@@ -339,9 +358,11 @@ def test_a_projection_is_a_module_that_adapters_can_wrap(hf):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's next quantization
 @of_two_layouts
 def test_dynamic_quantization_keeps_the_scores(layout, hf):
-    model, (_, given) = masked_lm(hf, layout), inputs()
+    model = masked_lm(hf, layout)
+    _, given = inputs()
     with torch.no_grad():
-        expected, full = model(**given).logits, set(map(type, model.modules()))
+        expected = model(**given).logits
+        full = set(map(type, model.modules()))
         small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
         found = small(**given).logits
     assert torch.nn.Linear in full - set(map(type, small.modules()))
@@ -351,7 +372,8 @@ def test_dynamic_quantization_keeps_the_scores(layout, hf):
 
 @of_two_layouts
 def test_a_compiler_takes_it_whole_and_an_exported_graph_gives_the_same(layout, hf):
-    model, (_, given) = masked_lm(hf, layout), inputs()
+    model = masked_lm(hf, layout)
+    _, given = inputs()
     with torch.no_grad():
         expected = model(**given).logits
         assert_close(torch.compile(model, backend="eager", fullgraph=True)(**given).logits, expected)
@@ -369,7 +391,8 @@ def test_tools_find_the_names_of_outputs_in_the_annotation(name, hf):
 
 @of_own_layouts
 def test_the_vocabulary_can_grow_and_shrink(layout, hf, tmp_path):
-    model, (_, given) = masked_lm(hf, layout, decoder_bias=True), inputs()
+    model = masked_lm(hf, layout, decoder_bias=True)
+    _, given = inputs()
     expected = model(**given).logits
     for entries in (VOCABULARY + 5, VOCABULARY - 2):
         model.resize_token_embeddings(entries)
@@ -392,7 +415,8 @@ def test_the_vocabulary_can_grow_and_shrink(layout, hf, tmp_path):
 @pytest.mark.parametrize("kind", [None, "tokens"])
 @of_two_layouts
 def test_cram_writes_what_transformers_would(layout, kind, hf, tmp_path):
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours = tmp_path / "ours"
+    theirs = tmp_path / "theirs"
     ours.mkdir()
     if kind:
         export.save_classifier(some_classifier(layout, "tanh", kind=kind), ours, LABELS)
@@ -410,7 +434,8 @@ def test_cram_writes_what_transformers_would(layout, kind, hf, tmp_path):
 
 
 def test_the_paper_s_model_is_what_a_config_without_arguments_describes(hf):
-    config, fields = hf.CramConfig(), layouts.fields_of(RECIPES["crammed-bert"].pretrain.architecture)
+    config = hf.CramConfig()
+    fields = layouts.fields_of(RECIPES["crammed-bert"].pretrain.architecture)
     assert {name: getattr(config, name) for name in fields} == fields
     assert {name: getattr(config, name) for name in layouts.NAMES} == {  # under cram's names too
         name: fields[theirs] for name, theirs in layouts.NAMES.items()

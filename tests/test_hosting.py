@@ -151,7 +151,8 @@ def may_post(browser: httpx.Client, origin: str) -> bool:
 
 
 def test_web_pages_of_other_programs_cannot_start_a_run(env: dict):
-    flow, token = '{"name": "made by a page"}', "/csrf-token?client=a-page"
+    flow = '{"name": "made by a page"}'
+    token = "/csrf-token?client=a-page"
     with httpx.Client(base_url=env["PREFECT_API_URL"]) as browser:
         for origin in OTHERS:
             assert not may_post(browser, origin)

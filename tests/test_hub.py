@@ -59,8 +59,14 @@ class Hub(ThreadingHTTPServer):
         self.reset()
 
     def reset(self) -> None:
-        self.log, self.got, self.sent, self.gated = [], [], Counter(), set()
-        self.breaks, self.wrong, self.holds, self.fails = Counter(), Counter(), {}, defaultdict(list)
+        self.log = []
+        self.got = []
+        self.sent = Counter()
+        self.gated = set()
+        self.breaks = Counter()
+        self.wrong = Counter()
+        self.holds = {}
+        self.fails = defaultdict(list)
 
     def names(self) -> set[str]:
         return {name for name, _ in self.got}
@@ -72,7 +78,9 @@ class HubHandler(BaseHTTPRequestHandler):
     server: Hub
 
     def do_GET(self) -> None:
-        path, server, token = unquote(urlsplit(self.path).path), self.server, self.headers.get("Authorization")
+        path = unquote(urlsplit(self.path).path)
+        server = self.server
+        token = self.headers.get("Authorization")
         server.log.append((self.command, path, self.headers.get("Range", "")))
         for ending, statuses in server.fails.items():
             if path.endswith(ending) and statuses:
@@ -124,14 +132,17 @@ class HubHandler(BaseHTTPRequestHandler):
         self.answer(200, rows)
 
     def send_file(self, name: str, data: bytes, revision: str) -> None:
-        server, span, status = self.server, self.headers.get("Range", ""), 200
+        server = self.server
+        span = self.headers.get("Range", "")
+        status = 200
         headers = {"X_Repo_Commit": revision, "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept_Ranges": "bytes"}
         if self.command == "GET" and server.wrong[name]:
             server.wrong[name] -= 1
             data = data[:-1] + bytes([data[-1] ^ 1])
         body = data
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", span):
-            start, status = int(asked[1]), 206
+            start = int(asked[1])
+            status = 206
             if start >= len(data):
                 self.answer(416, Content_Range=f"bytes */{len(data)}")
                 return
@@ -144,7 +155,8 @@ class HubHandler(BaseHTTPRequestHandler):
         server.got.append((name, span))
         if server.breaks[name]:
             server.breaks[name] -= 1
-            body, self.close_connection = body[: len(body) // 2], True
+            body = body[: len(body) // 2]
+            self.close_connection = True
         with contextlib.suppress(ConnectionError):  # a client that needs only a prefix hangs up
             self.answer(status, **headers)
             for at in range(0, len(body), 1 << 16):
@@ -192,7 +204,9 @@ def at(name: str) -> tuple[str, str]:
 
 
 PILE = {f"train/0{i}.jsonl.zst": noise(1500, seed=i) for i in range(6)}
-FIRST, SECOND, LAST = "train/00.jsonl.zst", "train/01.jsonl.zst", "train/05.jsonl.zst"
+FIRST = "train/00.jsonl.zst"
+SECOND = "train/01.jsonl.zst"
+LAST = "train/05.jsonl.zst"
 C4 = {f"en/c4-train.0000{i}-of-01024.json.gz": noise(50, seed=10 + i) for i in range(2)}
 ARTICLES = "20231101.en/train-00000-of-00041.parquet"
 # A frame that decoders skip: only the digest shows a change in it
@@ -284,7 +298,8 @@ def test_every_source_is_pinned_licensed_and_reads_its_shards_only():
 
 
 def test_shards_are_read_in_the_order_of_their_names_and_progress_counts_text(online: Hub, monkeypatch):
-    bars, progress = [], download_stage.Progress
+    bars = []
+    progress = download_stage.Progress
 
     def recorded(*given: object, **more: object) -> download_stage.Progress:
         bars.append(progress(*given, **more))
@@ -352,7 +367,8 @@ BAD = {  # what the hub has of a shard, and what is said of it
 
 @pytest.mark.parametrize("what", BAD)
 def test_nothing_is_kept_of_a_bad_shard_that_is_read_during_the_download(online: Hub, monkeypatch, what: str):
-    files, settings = online.files[at("pile")], {"source": "pile", "documents": 4000, "part_megabytes": 0.05}
+    files = online.files[at("pile")]
+    settings = {"source": "pile", "documents": 4000, "part_megabytes": 0.05}
     harm, said = BAD[what]
     online.wrong[FIRST] = int(harm is bytes)
     with monkeypatch.context() as patch:
@@ -422,7 +438,8 @@ def test_a_gated_data_set_says_how_to_get_access(online: Hub, monkeypatch: pytes
 
 
 def test_the_commit_of_a_source_without_one_is_the_newest_at_first_use(online: Hub, monkeypatch: pytest.MonkeyPatch):
-    repository, first = SOURCES["oscar"].repository, downloaded(source="oscar")
+    repository = SOURCES["oscar"].repository
+    first = downloaded(source="oscar")
     assert first.manifest["params"]["sources"]["oscar"]["revision"] == "a" * 40
     assert json.loads((home.root() / ".revisions.json").read_text()) == {repository: "a" * 40}
     newer = {"en_meta/en_meta_part_1.jsonl.zst": zst(["new"], field="content")}
@@ -482,7 +499,8 @@ def shards_saved(states: Iterable[Path]) -> int:
 def test_an_interrupted_download_ends_at_once_and_resumes_at_its_last_part(online: Hub, tmp_path: Path):
     online.holds[LAST] = 1 << 15
     settings = {"source": "pile", "part_megabytes": 0.2, "documents": 8500}
-    drafts, deadline = "artifacts/.partial/download-*", time.monotonic() + 300
+    drafts = "artifacts/.partial/download-*"
+    deadline = time.monotonic() + 300
     process = start(online, tmp_path, settings)
     while not (online.sent[LAST] and shards_saved(tmp_path.glob(f"{drafts}/work/state.json")) >= 4):
         assert time.monotonic() < deadline

@@ -262,7 +262,8 @@ def test_a_declared_class_of_minus_1_is_no_label_and_other_numbers_are_refused(t
 
 def test_tokens_without_any_tag_are_left_out_and_with_some_are_refused(tmp_path: Path):
     rows = [{"tokens": ["a", str(i)], "tags": ["O", "B-X"]} for i in range(40)]
-    rows[4]["tags"], rows[5]["tags"] = None, [None, None]
+    rows[4]["tags"] = None
+    rows[5]["tags"] = [None, None]
     assert read(write_rows(tmp_path / "a.jsonl", rows), kind="tokens").skipped == {"train": 2}
     rows[6]["tags"] = ["O", None]
     with pytest.raises(InputError, match=r"label of line 7 "):

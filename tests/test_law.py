@@ -9,8 +9,14 @@ import pytest
 from tasks.reports import law
 from tasks.reports.law import FEWEST, INTERVAL, can_be_fitted, fit, predict, resample
 
-E, A, ALPHA, B, BETA = 0.55, 9.0, 0.31, 40.0, 0.27  # per byte; of sizes and tokens as they are
-SIZES, TOKENS = (1e6, 2.5e6, 6e6, 15e6), (1e6, 3e6, 9e6)
+# the true law: losses per byte, of sizes and tokens as they are
+E = 0.55
+A = 9.0
+ALPHA = 0.31
+B = 40.0
+BETA = 0.27
+SIZES = (1e6, 2.5e6, 6e6, 15e6)
+TOKENS = (1e6, 3e6, 9e6)
 PAIRS = [*itertools.product(SIZES, TOKENS)]
 LARGE = (60e6, 80e6)  # size and tokens of a run that is far larger than the others
 
@@ -46,7 +52,9 @@ def test_the_parameters_of_a_law_are_recovered_from_runs_without_noise():
 @pytest.mark.parametrize("seed", range(3))
 def test_laws_of_many_kinds_predict_runs_within_and_beyond_those_they_were_fitted_to(seed: int):
     rng = np.random.default_rng(seed)
-    alpha, beta, lowest = rng.uniform(0.2, 0.5), rng.uniform(0.2, 0.5), rng.uniform(0.2, 1.0)
+    alpha = rng.uniform(0.2, 0.5)
+    beta = rng.uniform(0.2, 0.5)
+    lowest = rng.uniform(0.2, 1.0)
 
     def loss(sizes, tokens):
         return lowest + (np.asarray(sizes) / 1e6) ** -alpha + 1.5 * (np.asarray(tokens) / 1e6) ** -beta
@@ -67,7 +75,8 @@ def test_a_single_bad_run_hardly_moves_the_law():
 
 
 def test_the_same_runs_give_the_same_law_whatever_the_unit_of_their_size_and_their_order():
-    runs, order = grid(0.003), np.random.default_rng(1).permutation(12)
+    runs = grid(0.003)
+    order = np.random.default_rng(1).permutation(12)
     found = fit(runs)
     scaled = fit(runs.assign(sizes=1000 * runs["sizes"]).loc[order])
     assert scaled.values[[0, 2, 4]] == pytest.approx(found.values[[0, 2, 4]], rel=1e-2)

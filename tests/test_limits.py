@@ -10,7 +10,8 @@ from model import distributed, limits, machine
 from tasks.stage import environment
 from tasks.workers.processes import library_threads, workers
 
-V2, V1 = "cgroup2 cgroup rw,nsdelegate", "cgroup cgroup rw,cpu,cpuacct"
+V2 = "cgroup2 cgroup rw,nsdelegate"
+V1 = "cgroup cgroup rw,cpu,cpuacct"
 INNER = "user.slice/job"
 
 
@@ -18,7 +19,8 @@ class Kernel:
     """A machine of 16 cores and 9 GB whose files of control groups can be written."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.groups = folder, folder / "sys"
+        self.folder = folder
+        self.groups = folder / "sys"
         self.groups.mkdir()
         monkeypatch.setattr(limits, "PROCESS", folder)
         monkeypatch.setattr(limits, "MEMORY_INFO", folder / "meminfo")
@@ -136,7 +138,8 @@ def test_threads_and_workers_are_as_many_as_the_quota_pays_for(kernel: Kernel, m
 
 
 def test_every_count_of_cores_is_that_of_limits():
-    root, counts = Path(limits.__file__).parents[1], ("cpu_count(", "sched_getaffinity(")
+    root = Path(limits.__file__).parents[1]
+    counts = ("cpu_count(", "sched_getaffinity(")
     code = [path for folder in ("model", "tasks", "flows", "benchmarks") for path in (root / folder).rglob("*.py")]
     counting = {path.name for path in code if any(name in path.read_text(encoding="utf-8") for name in counts)}
     assert counting == {"limits.py", "machine.py"}

@@ -30,7 +30,8 @@ SCORES = {"task": "RTE", "metric": "accuracy", "score": 54.4, "verdict": "", "no
 @pytest.fixture(params=[False, True], ids=["pipe", "terminal"])
 def log(request: pytest.FixtureRequest) -> logs.TerminalLog:
     """A log that writes to a buffer, which may be a terminal."""
-    handler, screen = logs.TerminalLog(), io.StringIO()
+    handler = logs.TerminalLog()
+    screen = io.StringIO()
     handler.console = Console(file=screen, force_terminal=request.param, soft_wrap=True, color_system=None)
     return handler
 

@@ -25,7 +25,8 @@ NO_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is None
 
 def equip(monkeypatch, parts: str) -> None:
     """A machine that has these parts only: a compiler, bf16, two GPUs."""
-    has_gpus, has_bf16 = "gpus" in parts, "bf16" in parts
+    has_gpus = "gpus" in parts
+    has_bf16 = "bf16" in parts
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpus)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or has_bf16)

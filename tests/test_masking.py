@@ -18,7 +18,9 @@ from model.machine import Machine
 from model.masking import IGNORED, SWAPPED, Batches, Corpus, corrupt, mask, masks_per_sequence, swap
 from model.settings import Training
 
-SPECIALS, MASK_ID, VOCABULARY = 5, 4, 60_000
+SPECIALS = 5
+MASK_ID = 4
+VOCABULARY = 60_000
 DETECTION = {"detection": 1.0}
 
 
@@ -125,7 +127,9 @@ def test_special_tokens_are_chosen_only_where_there_are_too_few_others():
 
 def test_positions_are_equally_likely_and_drawn_independently_of_each_other():
     """Each position, each hidden one, and each pair, in a sequence and from one sequence to the next."""
-    sequences, length, count = 40_000, 16, 4
+    sequences = 40_000
+    length = 16
+    count = 4
     inputs, positions, _ = masked(plain(sequences, length), count)
     chosen = np.zeros((sequences, length), dtype=np.int64)
     np.put_along_axis(chosen, positions, 1, axis=1)
@@ -139,15 +143,18 @@ def test_positions_are_equally_likely_and_drawn_independently_of_each_other():
 
 @pytest.mark.parametrize("count", [1, 13, 64])
 def test_a_sequence_has_the_same_masks_however_the_corpus_is_cut_into_batches(count):
-    corpus, first = plain(60, 66), 10**12
+    corpus = plain(60, 66)
+    first = 10**12
     for cuts in (range(1, 60), [7, 8, 38]):
-        batches, starts = np.split(corpus.sequences, cuts), [first, *(first + cut for cut in cuts)]
+        batches = np.split(corpus.sequences, cuts)
+        starts = [first, *(first + cut for cut in cuts)]
         parts = [mask(rows, start, count, corpus, 0) for rows, start in zip(batches, starts, strict=True)]
         assert same(masked(corpus, count, first), [np.concatenate(part) for part in zip(*parts, strict=True)])
 
 
 def test_no_two_seeds_epochs_or_sequences_have_the_same_masks():
-    corpus, numbers = corpus_of(np.tile(plain(1, 128).sequences, (50, 1))), range(0, 1000, 50)
+    corpus = corpus_of(np.tile(plain(1, 128).sequences, (50, 1)))
+    numbers = range(0, 1000, 50)
     every = [masked(corpus, 32, first=first, seed=seed)[1] for first in numbers for seed in (0, 1, 2**31 - 1)]
     assert len({tuple(row) for positions in every for row in positions.tolist()}) == 3 * 1000
 
@@ -194,7 +201,8 @@ def test_the_corruptions_of_a_seed_stay():
 
 
 def test_swaps_move_free_tokens_by_one_or_two_places_and_lose_none():
-    rng, before = np.random.default_rng(0), np.tile(np.arange(100), (5000, 1))
+    rng = np.random.default_rng(0)
+    before = np.tile(np.arange(100), (5000, 1))
     for free in (np.full(before.shape, True), rng.random(before.shape) < 0.7):
         draws = rng.integers(0, 2**64, (5000, 33), dtype=np.uint64)
         after = swap(before, free, draws[:, :1], draws[:, 1:])
@@ -246,7 +254,8 @@ def test_the_losses_are_those_of_masked_language_modelling_and_of_a_logistic_reg
 
 
 def test_the_detector_starts_undecided_and_every_weight_gets_a_gradient_after_a_step():
-    model, batch = Detecting(encoder(50)), some_batch()
+    model = Detecting(encoder(50))
+    batch = some_batch()
     detected = model(*batch)[1]
     assert detected.item() == pytest.approx(math.log(2) * (batch[3] >= 0).float().mean().item(), rel=1e-5)
     with torch.no_grad():
@@ -258,7 +267,8 @@ def test_the_detector_starts_undecided_and_every_weight_gets_a_gradient_after_a_
 
 @pytest.mark.parametrize("layout", [{}, {"funnel": 1, "layers": 3, "head_transform": True}])
 def test_the_operations_of_a_step_are_counted_with_the_last_block_at_all_positions(layout):
-    model, masks = encoder(50, hidden=48, intermediate=96, **layout), 4
+    model = encoder(50, hidden=48, intermediate=96, **layout)
+    masks = 4
     architecture = model.architecture
     model = bert.with_detector(model, Training(**DETECTION))
     with FlopCounterMode(display=False) as counter:
@@ -283,7 +293,8 @@ def batches():
 @pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
 def test_a_batch_is_the_next_sequences_masked_and_after_the_last_comes_the_first(batches, share):
     batches.training = Training(seed=7, masked_share=share)
-    made, rows = batches.make(28, 5), batches.corpus.sequences[[8, 9, 0, 1]]
+    made = batches.make(28, 5)
+    rows = batches.corpus.sequences[[8, 9, 0, 1]]
     assert [part.shape for part in made] == [(4, 12), (4, 5), (4, 5)]
     assert {part.dtype for part in made} == {torch.int64}
     assert same(made, mask(rows, 28, 5, batches.corpus, 7, share))
@@ -301,7 +312,8 @@ def test_with_detection_a_batch_is_masked_as_without_and_then_corrupted(batches)
 
 def test_all_of_a_batch_is_contiguous_and_goes_to_a_gpu_from_pinned_memory(batches, monkeypatch):
     """A copy from elsewhere waits for the steps that are queued on the GPU."""
-    pinned, sent = [], []
+    pinned = []
+    sent = []
 
     def to(part: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
         sent.append((part.is_contiguous(), any(part is other for other in pinned), device.type, non_blocking))
@@ -309,7 +321,8 @@ def test_all_of_a_batch_is_contiguous_and_goes_to_a_gpu_from_pinned_memory(batch
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: pinned.append(part) or part)
     monkeypatch.setattr(torch.Tensor, "to", to)
-    batches.device, batches.training = torch.device("cuda"), Training(**DETECTION)
+    batches.device = torch.device("cuda")
+    batches.training = Training(**DETECTION)
     batches.make(0, 4)
     assert sent == [(True, True, "cuda", True)] * 4
 
@@ -321,7 +334,8 @@ def test_what_is_taken_is_what_is_made_whatever_was_asked_for_before(batches):
 
 
 def test_the_next_batch_is_made_on_a_thread_before_it_is_asked_for(batches, monkeypatch):
-    made, make = [], batches.make
+    made = []
+    make = batches.make
 
     def recording(first, masks):
         made.append((first, threading.current_thread() is threading.main_thread()))
@@ -377,7 +391,8 @@ FULL = [
 def test_the_memory_decides_the_micro_batch_and_any_other_error_ends_the_search(
     monkeypatch, batches, batch, most, failures, used
 ):
-    left, backward = iter(failures), torch.Tensor.backward
+    left = iter(failures)
+    backward = torch.Tensor.backward
 
     def limited(loss: torch.Tensor) -> None:
         backward(loss)
@@ -390,7 +405,9 @@ def test_the_memory_decides_the_micro_batch_and_any_other_error_ends_the_search(
 
 
 def test_the_search_computes_a_micro_batch_while_all_gradients_exist(monkeypatch, batches):
-    model, backward, there = encoder(SPECIALS + 10, 12), torch.Tensor.backward, []
+    model = encoder(SPECIALS + 10, 12)
+    backward = torch.Tensor.backward
+    there = []
 
     def watched(loss: torch.Tensor) -> None:
         there.append({p.grad is not None for p in model.parameters()})

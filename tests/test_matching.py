@@ -62,7 +62,8 @@ def test_hashes_are_numbered_in_the_order_in_which_they_are_added(bits: int):
 
 def mixtures(seed: int, size: int = 60) -> list[str]:
     """Characters from all over Unicode, and such as change beside others."""
-    rng, signs = random.Random(seed), [*"  aB\n.,_7-éßЙ漢字かなガ한İ①ﬁ½ำΣς\u0301\u0327\u093f\u094d\u200d\u00ad\0😀"]
+    rng = random.Random(seed)
+    signs = [*"  aB\n.,_7-éßЙ漢字かなガ한İ①ﬁ½ำΣς\u0301\u0327\u093f\u094d\u200d\u00ad\0😀"]
     known = [c for c in EVERY if unicodedata.category(c)[0] != "C"]
     return ["".join(rng.choice(rng.choice((known, signs))) for _ in range(rng.randrange(300))) for _ in range(size)]
 

@@ -79,7 +79,8 @@ def scores_by_libraries(task: Task, labels: list, predictions: list) -> dict[str
 
 @pytest.mark.parametrize("metric", FLAT)
 def test_scores_are_those_of_the_libraries_and_of_resamples(metric: str):
-    random, undefined = np.random.default_rng(3), 0
+    random = np.random.default_rng(3)
+    undefined = 0
     for _ in range(150):
         labels, predictions = drawn(random, metric)
         if metric in REGRESSION:
@@ -87,19 +88,20 @@ def test_scores_are_those_of_the_libraries_and_of_resamples(metric: str):
         else:
             formula = metrics.from_counts(metric, count_confusions(labels, predictions))
         assert score(metric, labels, predictions) == pytest.approx(formula, abs=1e-5), (labels, predictions)
-        if not note(metric, labels, predictions):
+        why = note(metric, labels, predictions)
+        if not why:
             wanted = by_libraries(metric, labels.astype(float), predictions.astype(float))
             assert formula == pytest.approx(wanted, abs=1e-5)
-        if why := note(metric, labels, predictions):
-            undefined += 1
-            assert formula == 0
-            assert metrics.NAMES[metric] in why
-            if metric == "f1":
-                assert ("predicted to be of class 1" in why) == (not (predictions == 1).any())
-            else:
-                name, values = ("predictions", predictions) if len({*predictions}) == 1 else ("labels", labels)
-                assert f"{name} are {values[0]:.4g}" in why
-            assert bootstrap(metric, labels, predictions) == [0, 0]
+            continue
+        undefined += 1
+        assert formula == 0
+        assert metrics.NAMES[metric] in why
+        if metric == "f1":
+            assert ("predicted to be of class 1" in why) == (not (predictions == 1).any())
+        else:
+            name, values = ("predictions", predictions) if len({*predictions}) == 1 else ("labels", labels)
+            assert f"{name} are {values[0]:.4g}" in why
+        assert bootstrap(metric, labels, predictions) == [0, 0]
     assert undefined == 0 if metric in ("accuracy", "macro_f1") else 10 < undefined < 140, "both kinds were tried"
 
 
@@ -155,7 +157,8 @@ def test_intervals_and_baselines_are_those_of_a_plain_loop_over_sentences_or_row
 
 
 def test_predictions_that_are_not_finite_or_hardly_differ_are_scored_without_a_warning():
-    labels, odd = np.arange(50.0), np.array([1.0, np.nan, np.inf])
+    labels = np.arange(50.0)
+    odd = np.array([1.0, np.nan, np.inf])
     assert score("pearson", labels, 2.5 + 1e-13 * labels) == pytest.approx(100, abs=0.5)
     assert score("spearman", np.arange(4.0), np.array([1e-20, 2e-20, 3e-20, 1.0])) == pytest.approx(100)
     assert score("pearson", labels[:3], odd) == score("spearman", labels[:3], odd) == 0
@@ -172,7 +175,8 @@ def test_intervals_by_confusion_tables_are_those_of_a_plain_loop_over_examples(m
     tables = [count_confusions(labels[rows], predictions[rows]) for rows in random.integers(200, size=(400, 200))]
     loop = [metrics.from_counts(metric, table) for table in tables]
     ends = bootstrap(metric, labels, predictions)
-    spread, step = np.std(loop), 100 / 200  # a 2.5 % end of 400 draws errs by 0.13 of the spread
+    spread = np.std(loop)
+    step = 100 / 200  # a 2.5 % end of 400 draws errs by 0.13 of the spread
     assert np.abs(np.percentile(loop, [2.5, 97.5]) - ends).max() < 0.4 * spread + step
     assert ends[0] < score(metric, labels, predictions) < ends[1]
 
@@ -180,9 +184,11 @@ def test_intervals_by_confusion_tables_are_those_of_a_plain_loop_over_examples(m
 @pytest.mark.parametrize("metric", REGRESSION)
 def test_each_resample_scores_what_its_examples_score(metric: str, monkeypatch):
     monkeypatch.setattr(metrics, "DRAWN_AT_ONCE", 64)  # in several parts
-    labels, predictions = np.array([0.0, 0, 0, 0, 1, 2]), np.array([3.0, 3, 1, 3, 2, 5])
+    labels = np.array([0.0, 0, 0, 0, 1, 2])
+    predictions = np.array([3.0, 3, 1, 3, 2, 5])
     monkeypatch.setattr(metrics, "RESAMPLES", 50)
-    draws, found = np.random.default_rng(0), resample(metric, labels, predictions)
+    draws = np.random.default_rng(0)
+    found = resample(metric, labels, predictions)
     examples = np.concatenate([draws.integers(6, size=(10, 6)) for _ in range(5)])
     wanted = [score(metric, labels[rows], predictions[rows]) for rows in examples]
     assert 0 in wanted, "some draws leave it undefined"
@@ -222,12 +228,12 @@ NINE = [row for row in PAPER if len(row.scores) == 9]
 
 @pytest.mark.parametrize("row", NINE, ids=lambda row: row.model)
 def test_published_rows_give_their_published_averages(row):
-    row, average = row.scores, row.average
-    assert paper_average(row) == pytest.approx(average, abs=0.07), "RoBERTa's 85.16 was published as 85.1"
-    assert paper_average(row | {"WNLI": 0.0}) == paper_average(row), "WNLI never enters"
-    for column in row:
-        assert paper_average({k: v for k, v in row.items() if k != column}) is None
-        assert paper_average(row | {column: None}) is None
+    scores = row.scores
+    assert paper_average(scores) == pytest.approx(row.average, abs=0.07), "RoBERTa's 85.16 was published as 85.1"
+    assert paper_average(scores | {"WNLI": 0.0}) == paper_average(scores), "WNLI never enters"
+    for column in scores:
+        assert paper_average({k: v for k, v in scores.items() if k != column}) is None
+        assert paper_average(scores | {column: None}) is None
 
 
 def test_the_official_average_is_over_eight_tasks_with_two_metrics_of_a_task_as_one():
@@ -243,7 +249,8 @@ def test_the_official_average_is_over_eight_tasks_with_two_metrics_of_a_task_as_
 
 @pytest.mark.parametrize("task", ["mrpc", "cola", "stsb", "rte", "mnli"])
 def test_a_constant_answer_does_not_beat_the_baseline_and_the_right_answers_do(task):
-    about, random = TASKS[task], np.random.default_rng(0)
+    about = TASKS[task]
+    random = np.random.default_rng(0)
     shares = {2: [0.32, 0.68], 3: [0.3, 0.3, 0.4]}.get(about.classes)
     labels = random.choice(about.classes, 300, p=shares) if shares else random.random(300) * 5
     common = np.bincount(labels).argmax() if shares else labels.mean()

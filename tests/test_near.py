@@ -47,7 +47,8 @@ def changed(words: list[str], rng: random.Random, changes: int) -> list[str]:
 
 def families(seed: int, count: int = 40, size: int = 6) -> list[str]:
     """Texts of some families, whose members are more or less alike, in any order."""
-    rng, texts = random.Random(seed), []
+    rng = random.Random(seed)
+    texts = []
     for _ in range(count):
         words = rng.choices(WORDS, k=rng.choice((3, 8, 60, 150)))
         texts.append(" ".join(words))
@@ -76,7 +77,9 @@ def test_many_bands_keep_the_first_of_all_that_a_naive_comparison_joins(store, t
 
 
 def test_pairs_are_found_as_often_as_the_bands_predict(store: Path, tmp_path: Path):
-    rng, texts, chances = random.Random(1), [], []
+    rng = random.Random(1)
+    texts = []
+    chances = []
     for _ in range(400):
         words = rng.choices(WORDS, k=200)
         other = changed(words, rng, rng.randint(2, 8))

@@ -79,7 +79,8 @@ def test_a_dataset_is_mapped_from_the_cache_and_nothing_is_written_into_the_arti
 
 @pytest.mark.parametrize(("stage", "head"), [("pretrain", "MaskedLM"), ("finetune", "SequenceClassification")])
 def test_a_model_is_a_module_with_its_head_whose_states_are_crams_own(stage: str, head: str, made, transformers):
-    module, own = find(stage, made[stage].key[:8]).model(), export.load(made[stage].path).eval()
+    module = find(stage, made[stage].key[:8]).model()
+    own = export.load(made[stage].path).eval()
     assert type(module).__name__ == f"CramFor{head}"
     assert isinstance(module, torch.nn.Module)
     assert not module.training
@@ -109,8 +110,10 @@ def test_what_an_artifact_does_not_have_is_named_with_what_it_has(made):
 @pytest.mark.parametrize("method", ["frame", "dataset"])
 def test_a_changed_or_dropped_file_is_refused(method: str, store: Path, tmp_path: Path, toy_texts: list[str]):
     corpus = corpus_of(tmp_path, toy_texts)
-    part, manifest = corpus.path / "part-00001.parquet", corpus.path / MANIFEST
-    content, about = bytearray(part.read_bytes()), json.loads(manifest.read_text())
+    part = corpus.path / "part-00001.parquet"
+    manifest = corpus.path / MANIFEST
+    content = bytearray(part.read_bytes())
+    about = json.loads(manifest.read_text())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
     with pytest.raises(InputError, match=r"part-00001\.parquet .* was changed"):
@@ -133,7 +136,8 @@ def test_a_model_with_a_flipped_byte_is_refused(made, tmp_path: Path):
 
 def test_the_notebook_runs_cell_by_cell(made, transformers):
     cells = json.loads(NOTEBOOK.read_text())["cells"]
-    code, names = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"], {}
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names = {}
     assert len(code) >= 6
     assert all(not cell.get("outputs") for cell in cells)
     for cell in code:

@@ -16,7 +16,11 @@ BIASES = dict.fromkeys(("bias", "qkv_bias", "decoder_bias"), True)
 RICH = SMALL.model_copy(  # with a parameter of every kind
     update=BIASES | {"positions": "learned", "embedding": 8, "head_transform": True, "tied": False, "convolution": 3}
 )
-LR, BETAS, EPS, DECAY, MOMENTUM = 0.02, (0.9, 0.97), 1e-8, 0.1, 0.95
+LR = 0.02
+BETAS = (0.9, 0.97)
+EPS = 1e-8
+DECAY = 0.1
+MOMENTUM = 0.95
 
 
 def bert():
@@ -57,7 +61,8 @@ def test_every_parameter_is_in_one_group_and_matrices_decay_or_everything_but_bi
 @pytest.mark.parametrize("name", NAMES)
 def test_an_optimizer_reads_what_the_settings_say_it_reads_and_nothing_else(name):
     def groups(**changes):
-        model, settings = bert(), Training(optimizer=name).model_copy(update=changes)
+        model = bert()
+        settings = Training(optimizer=name).model_copy(update=changes)
         named = grouped(model, optimizer.optimizers(model, settings))
         return [(parameter, {key: v for key, v in group.items() if key != "params"}) for parameter, group in named]
 
@@ -77,7 +82,9 @@ def test_an_optimizer_reads_what_the_settings_say_it_reads_and_nothing_else(name
     ],
 )
 def test_the_steps_are_those_of_torchs_optimizer_on_matrices_that_decay_and_vectors_that_do_not(name, kind, settings):
-    model, plain, generator = bert(), bert(), torch.Generator().manual_seed(0)
+    model = bert()
+    plain = bert()
+    generator = torch.Generator().manual_seed(0)
     (stepping,) = optimizer.optimizers(model, training(name))
     matrices, vectors = ([p for p in plain.parameters() if (p.ndim > 1) == wide] for wide in (True, False))
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
@@ -99,7 +106,8 @@ def test_the_steps_are_those_of_torchs_optimizer_on_matrices_that_decay_and_vect
 @pytest.mark.parametrize(("dtype", "away"), [(torch.float32, 1e-4), (torch.float16, 0.02), (torch.bfloat16, 0.05)])
 def test_muon_moves_matrices_as_torchs_does_in_fp32_and_continues_its_states(monkeypatch, dtype, away, size):
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # torch's precision
-    shapes, generator = [(24, 8), (8, 24), (16, 16), (24, 8), (4, 4), (8, 24)], torch.Generator().manual_seed(0)
+    shapes = [(24, 8), (8, 24), (16, 16), (24, 8), (4, 4), (8, 24)]
+    generator = torch.Generator().manual_seed(0)
     settings = {"lr": 0.1, "weight_decay": 0.2}
     theirs = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in [*shapes, (4, 8)]]
     ours = [nn.Parameter(p.detach().clone()) for p in theirs]
@@ -125,7 +133,8 @@ def test_muon_moves_matrices_as_torchs_does_in_fp32_and_continues_its_states(mon
 def test_adafactors_step_does_not_depend_on_the_size_of_the_gradient_and_has_none_where_there_is_none():
     moved = {}
     for size in (1.0, 1e-6):
-        matrix, generator = nn.Parameter(torch.full((8, 4), 0.02)), torch.Generator().manual_seed(0)
+        matrix = nn.Parameter(torch.full((8, 4), 0.02))
+        generator = torch.Generator().manual_seed(0)
         holder = nn.ParameterList([matrix])
         (adafactor,) = optimizer.optimizers(holder, training("adafactor", weight_decay=0.0))
         for _ in range(3):
@@ -149,7 +158,8 @@ def test_rates_are_a_part_of_each_groups_peak_and_muon_has_a_peak_of_its_own(nam
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_memory_that_an_optimizer_needs_is_what_it_keeps(name):
-    model, settings = bert(), training(name)
+    model = bert()
+    settings = training(name)
     optimizers = optimizer.optimizers(model, settings)
     set_gradients(model, torch.Generator().manual_seed(0))
     for each in optimizers:

@@ -44,7 +44,8 @@ def with_passages(rng: random.Random, letters: str, size: int) -> list[str]:
     for text in texts:
         other = rng.choice(texts)
         if rng.random() < 0.5 and other:
-            start, length = rng.randrange(len(other)), rng.randrange(60)
+            start = rng.randrange(len(other))
+            length = rng.randrange(60)
             text[rng.randrange(len(text) + 1) : 0] = other[start : start + length]
     return ["".join(word + rng.choice(between) for word in text) for text in texts]
 
@@ -53,7 +54,8 @@ def with_passages(rng: random.Random, letters: str, size: int) -> list[str]:
 def test_runs_in_common_are_those_of_plain_sets(letters: str):
     rng = random.Random(len(letters))
     texts = with_passages(rng, letters, 120)
-    held, trained = texts[:50], texts[50:]
+    held = texts[:50]
+    trained = texts[50:]
     known = Known(ngrams_in(held))
     found = [ngrams_in_common(known, some) for some in (trained[:30], trained[30:])]
     counts = words_in_common(Known(np.unique(np.concatenate(found))), held)
@@ -81,7 +83,11 @@ def words(tmp_path_factory, toy_texts: list[str]) -> Iterator[Artifact]:
 
 def text_where(held: bool, make: Callable[[int], str]) -> str:
     """The first text that is held out, or the first that is not."""
-    return next(text for number in count() if (unit_hash(text := make(number)) < FRACTION) == held)
+    for number in count():
+        text = make(number)
+        if (unit_hash(text) < FRACTION) == held:
+            return text
+    raise AssertionError
 
 
 def tokenized(corpus: Artifact, words: Artifact, **changes: object) -> Artifact:

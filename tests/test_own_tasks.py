@@ -31,7 +31,8 @@ LABELS = {  # of each word
     "price": tuple(range(1000, 1300, 50)),
     "subjects": ("a", "", "a;b", "b", "c", "a;b;c"),
 }
-PEOPLE, PLACES = ("Anna Grey", "Otto", "Maria Lind"), ("Hull", "New Leeds", "York")
+PEOPLE = ("Anna Grey", "Otto", "Maria Lind")
+PLACES = ("Hull", "New Leeds", "York")
 QUICK = {"epochs": 4, "batch_size": 8, "learning_rate": 3e-3, "max_tokens": 32, "seeds": 1, "baseline": False}
 
 
@@ -52,7 +53,8 @@ def write_entities(path: Path, rng: np.random.Generator, sentences: int) -> None
     """People and places in CoNLL's columns."""
     lines = ["-DOCSTART- -X- O", ""]
     for _ in range(sentences):
-        who, where = PEOPLE[rng.integers(3)], PLACES[rng.integers(3)]
+        who = PEOPLE[rng.integers(3)]
+        where = PLACES[rng.integers(3)]
         for text, kind in ((who, "PER"), ("saw the river near", ""), (where, "LOC"), (".", "")):
             for i, token in enumerate(text.split()):
                 lines.append(f"{token} NN {'O' if not kind else ('I-' if i else 'B-') + kind}")
@@ -78,7 +80,8 @@ def read(path: Path, **changes) -> reading.Data:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    folder, rng = tmp_path_factory.mktemp("own"), np.random.default_rng(5)
+    folder = tmp_path_factory.mktemp("own")
+    rng = np.random.default_rng(5)
     write_rows(folder / "tickets.csv", labelled("topic", rng))
     write_rows(folder / "prices.jsonl", labelled("price", rng, 300))
     write_rows(folder / "subjects.csv", labelled("subjects", rng, 300))
@@ -122,8 +125,11 @@ def table_of(made: Artifact, split: str) -> dict[str, list]:
     [*((name, "validation") for name in ("tickets", "prices", "subjects", "entities")), ("entities", "test")],
 )
 def test_scores_are_those_that_the_libraries_compute_from_the_predictions(made, name: str, split: str):
-    table, found = table_of(made[name], split), made[name].stats["validation"][split]
-    task, true, predicted = task_of(made[name].stats), table["label"], table["prediction"]
+    table = table_of(made[name], split)
+    found = made[name].stats["validation"][split]
+    task = task_of(made[name].stats)
+    true = table["label"]
+    predicted = table["prediction"]
     if name == "prices":
         assert np.abs(np.array(true) - predicted).mean() < 60, "in the labels' units"
     for metric, score in found["metrics"].items():
@@ -142,7 +148,8 @@ def test_a_report_has_own_tasks_with_their_spread_their_baselines_and_a_card(mad
     import huggingface_hub
 
     page = report.fn(Report(title="mine"), [made[name] for name in ("tickets", "prices", "entities")], [])
-    content, text = json.loads((page.path / "report.json").read_text()), (page.path / "report.md").read_text()
+    content = json.loads((page.path / "report.json").read_text())
+    text = (page.path / "report.md").read_text()
     assert [row["column"] for row in content["scores"]] == ["tickets", "prices", "entities", "entities, test"]
     assert content["average"] is None
     assert set(content["confusion"]) == {"tickets", "entities"}
@@ -164,7 +171,8 @@ def test_a_report_has_own_tasks_with_their_spread_their_baselines_and_a_card(mad
 
 def test_f1_is_that_of_the_rarer_class_and_the_class_is_named(tmp_path: Path):
     names = ["fraud" if i % 10 == 0 else "ok" for i in range(200)]
-    data, rng = read(write_rows(tmp_path / "a.jsonl", rows_with(names)), metric="f1"), np.random.default_rng(0)
+    data = read(write_rows(tmp_path / "a.jsonl", rows_with(names)), metric="f1")
+    rng = np.random.default_rng(0)
     assert data.task.labels == ("fraud", "ok")
     assert [note for note in data.notes if "fraud" in note and "20 of 200" in note]
     true = np.array([data.task.labels.index(name) for name in names])
@@ -187,7 +195,8 @@ def test_numbers_of_any_size_keep_their_digits_and_are_answered_in_their_units(t
     own = Definition(name="mine", data=str(write_rows(tmp_path / "a.jsonl", rows)), kind="regression")
     [run] = Finetune(tasks=[own], **QUICK, keep="none").runs()
     made = finetune.fn(run, model)
-    table, given = table_of(made, "validation"), {row["text"]: row["label"] for row in rows}
+    table = table_of(made, "validation")
+    given = {row["text"]: row["label"] for row in rows}
     assert table["label"] == [given[text] for text in table["text"]]
     assert start - 60 * scale < min(table["prediction"]) < max(table["prediction"]) < start + 120 * scale
     assert len(set(table["prediction"])) > 6, "not in steps of 128, float32's at this size"
@@ -311,7 +320,8 @@ def test_a_folder_that_datasets_saved_keeps_the_names_of_its_classes_in_bioes(tm
     saved = datasets.Dataset.from_dict(rows, features=features)
     saved.to_parquet(tmp_path / "one.parquet")
     datasets.DatasetDict({"train": saved, "validation": saved.select(range(9))}).save_to_disk(tmp_path / "both")
-    both, one = read(tmp_path / "both", kind="tokens"), read(tmp_path / "one.parquet", kind="tokens")
+    both = read(tmp_path / "both", kind="tokens")
+    one = read(tmp_path / "one.parquet", kind="tokens")
     assert both.task.labels == one.task.labels == ("O", "B-PER", "E-PER")
     assert both.task.metrics == ("span_f1", "accuracy")
     assert {split: len(table) for split, table in both.tables.items()} == {"train": 50, "validation": 9}
@@ -341,7 +351,9 @@ def test_a_data_set_of_the_hub_is_read_at_its_commit_which_is_in_the_key(tmp_pat
     import huggingface_hub
 
     write_rows(tmp_path / "data.csv", rows_of(1))
-    asked, cache, load = [], [], datasets.load_dataset_builder
+    asked = []
+    cache = []
+    load = datasets.load_dataset_builder
 
     def builder(name: str, config: str | None, revision: str):
         asked.append((name, config, revision))
@@ -457,7 +469,8 @@ def test_a_class_that_only_validation_has_is_refused_and_a_tag_is_named(tmp_path
 
 def test_what_is_odd_but_usable_is_counted_and_said(tmp_path: Path):
     rows = [{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(500)]
-    rows[7]["text"], rows[8]["label"] = " ", "alone"
+    rows[7]["text"] = " "
+    rows[8]["label"] = "alone"
     data = read(write_rows(tmp_path / "train.csv", rows))
     notes = " ".join(data.notes)
     assert "line 9" in notes, "the empty text, with the line of the header"
@@ -608,7 +621,8 @@ def test_tags_that_mark_no_spans_are_named_where_the_score_is_accuracy_for_them(
 
 
 def test_words_behind_the_cut_or_without_a_token_are_answered_and_counted(tmp_path: Path, model):
-    words, tags = ["the", "river", "Анна", "map"] + ["the"] * 12, ["O", "B-X", "B-X", "O"] + ["O"] * 12
+    words = ["the", "river", "Анна", "map"] + ["the"] * 12
+    tags = ["O", "B-X", "B-X", "O"] + ["O"] * 12
     for split in ("train", "validation"):
         write_rows(tmp_path / f"{split}.jsonl", [{"tokens": words, "tags": tags}] * 40)
     own = Definition(name="mine", data=str(tmp_path), kind="tokens")
@@ -625,7 +639,8 @@ def test_words_behind_the_cut_or_without_a_token_are_answered_and_counted(tmp_pa
 def test_of_many_classes_the_most_frequent_mistakes_are_shown():
     names = tuple(f"class {i}" for i in range(20))
     counts = np.diag(np.full(20, 30))
-    counts[3, 7], counts[19, 0] = 9, 4
+    counts[3, 7] = 9
+    counts[19, 0] = 4
     shown = str(confusion_table(Task("x", ("text",), names, ("accuracy",), {}, own=True), counts.tolist()))
     rows = [line.split("|")[1:5] for line in shown.splitlines()[2:]]
     assert [[cell.strip() for cell in row] for row in rows] == [

@@ -17,7 +17,8 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--dump-dom",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--no-first-run",
 )  # fmt: skip
-PHONE, DESKTOP = (390, 844), (1280, 900)
+PHONE = (390, 844)
+DESKTOP = (1280, 900)
 FRAME = """<!doctype html><html style="color-scheme: light dark"><body style="margin: 0">
 <iframe width="{width}" height="{height}" style="border: 0" srcdoc="{page}"></iframe><script>
 window.onload = () => {{

@@ -31,7 +31,10 @@ def part(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tables_and_rows_of_a_part_are_its_documents_and_are_counted_alike(part: Path):
-    documents, rows, tally, expected = list(documents_in(part)), [], Tally(), Tally()
+    documents = list(documents_in(part))
+    rows = []
+    tally = Tally()
+    expected = Tally()
     for table in parts.tables(part):
         rows += [tuple(row.values()) for row in table.to_pylist()]
         for column in (table["text"], table["text"].slice(1, 2), table["text"].slice(0, 0)):
@@ -48,7 +51,8 @@ def test_tables_and_rows_of_a_part_are_its_documents_and_are_counted_alike(part:
 
 
 def test_a_truncated_part_and_text_that_is_not_utf8_are_damage(part: Path, tmp_path: Path):
-    table, damaged = next(parts.tables(part)), tmp_path / "part-00000.parquet"
+    table = next(parts.tables(part))
+    damaged = tmp_path / "part-00000.parquet"
     wrong = pc.binary_replace_slice(table["text"].cast("large_binary"), 0, 1, b"\xff").cast("large_string", safe=False)
     with parts.writer(damaged) as file:
         file.write_table(table.set_column(2, "text", wrong))

@@ -36,7 +36,8 @@ from tasks.text.tokenizer import LONGEST_WORD, MASK, load_tokenizer, save_tokeni
 from tasks.vocabulary import train_wordpiece
 
 HOME = Path(__file__).resolve().parents[1]
-LENGTH, LONG_WORD = 24, "x" * (LONGEST_WORD + 1)
+LENGTH = 24
+LONG_WORD = "x" * (LONGEST_WORD + 1)
 CRAM = {"layers": 2, "hidden": 32, "heads": 4, "intermediate": 48, "norm_eps": 1e-6}  # the paper's layout
 LABELS = {"sst2": ("negative", "positive"), "mnli": ("entailment", "neutral", "contradiction"), "stsb": ()}
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -158,7 +159,9 @@ def spans(
     """The entities by each word's first piece as the tokenizer divides them; other tags than O and B-X are words'."""
     from seqeval.metrics.sequence_labeling import get_entities
 
-    encoding, words, names = tokenizer.encode(text), [], []
+    encoding = tokenizer.encode(text)
+    words = []
+    names = []
     with torch.no_grad():
         shares = classifier(torch.tensor([encoding.ids]))[0].softmax(-1)
     pieces = [number for number, word in enumerate(encoding.word_ids) if word is not None]
@@ -176,7 +179,8 @@ def spans(
 
 
 def test_entities_have_the_labels_of_their_words_first_pieces_alone_or_in_batches(tmp_path: Path):
-    classifier, rng = tuned(tmp_path / "model", TAGS, "tokens"), random.Random(4)
+    classifier = tuned(tmp_path / "model", TAGS, "tokens")
+    rng = random.Random(4)
     tokenizer = load_tokenizer(tmp_path / "model")
     tokenizer.enable_truncation(LENGTH)
     odd = [
@@ -217,7 +221,8 @@ def test_entities_have_the_labels_of_their_words_first_pieces_alone_or_in_batche
 )
 def test_other_marks_of_spans_are_understood_and_other_tags_are_those_of_words(tags: tuple, tmp_path: Path):
     classifier = tuned(tmp_path / "model", tags, "tokens")
-    text, tokenizer = "The river saw a map. Some bread, the map", load_tokenizer(tmp_path / "model")
+    text = "The river saw a map. Some bread, the map"
+    tokenizer = load_tokenizer(tmp_path / "model")
     [answer], _ = run("predict", tmp_path / "model", "--json", given=text)
     found = [tuple(one[name] for name in ("start", "end", "label")) for one in json.loads(answer)["entities"]]
     assert found == [one[:3] for one in spans(tokenizer, classifier, text, tags)]
@@ -225,12 +230,15 @@ def test_other_marks_of_spans_are_understood_and_other_tags_are_those_of_words(t
 
 
 def test_all_labels_of_probability_one_half_are_given_or_none(tmp_path: Path):
-    names, rng = ("river", "map", "bread"), random.Random(5)
-    classifier, tokenizer = tuned(tmp_path / "model", names, "multilabel"), load_tokenizer(tmp_path / "model")
+    names = ("river", "map", "bread")
+    rng = random.Random(5)
+    classifier = tuned(tmp_path / "model", names, "multilabel")
+    tokenizer = load_tokenizer(tmp_path / "model")
     given = [sentence(rng) for _ in range(40)]
     lines = "\n".join([*given, ""])
     answers = map(json.loads, run("predict", tmp_path / "model", "--json", "--scores", given=lines)[0])
-    plain, counts = run("predict", tmp_path / "model", given=lines)[0], set()
+    plain = run("predict", tmp_path / "model", given=lines)[0]
+    counts = set()
     for text, answer, line in zip(given, answers, plain, strict=True):
         with torch.no_grad():
             shares = classifier(torch.tensor([tokenizer.encode(text).ids]))[0].sigmoid().tolist()
@@ -245,7 +253,8 @@ def test_all_labels_of_probability_one_half_are_given_or_none(tmp_path: Path):
 
 
 def test_a_number_has_its_digits_whatever_its_scale(tmp_path: Path):
-    classifier, tokenizer = tuned(tmp_path / "model", (), "regression"), load_tokenizer(tmp_path / "model")
+    classifier = tuned(tmp_path / "model", (), "regression")
+    tokenizer = load_tokenizer(tmp_path / "model")
     with torch.no_grad():
         expected = classifier(torch.tensor([tokenizer.encode("some bread").ids])).item()
     assert 0 < abs(expected) < 1e-4
@@ -302,7 +311,8 @@ def test_what_makes_answers_doubtful_is_noted_after_them(task: str, given: str, 
 
 
 def test_inputs_are_truncated_as_in_finetuning(tmp_path: Path):
-    folder, short = finetuned(tmp_path / "model", "sst2", texts=1, max_tokens=10), "a map " * 4
+    folder = finetuned(tmp_path / "model", "sst2", texts=1, max_tokens=10)
+    short = "a map " * 4
     (first, second), notes = run("predict", folder, given=f"{short}\n{short}the river")  # 10 tokens and more
     assert first == second
     assert notes.startswith("1 line truncated")
@@ -332,7 +342,8 @@ def test_a_line_that_cannot_be_answered_is_named_after_the_answers_before_it(
 
 
 def test_an_unknown_task_takes_its_number_of_texts_from_the_folder_or_the_first_line(store: Path, tmp_path: Path):
-    folder, pair = without_manifest(store / "finetune" / "mnli", tmp_path / "copy"), "a map\tthe river\n"
+    folder = without_manifest(store / "finetune" / "mnli", tmp_path / "copy")
+    pair = "a map\tthe river\n"
     known, _ = run("predict", store / "finetune" / "mnli", given=pair)
     assert run("predict", folder, given="\n" + pair)[0] == ["", *known]
     assert "Line 2 has 0 tabs" in run("predict", folder, given=pair + "a map")[1]
@@ -379,7 +390,9 @@ def test_a_line_has_what_was_asked_for_and_nothing_that_controls_the_terminal():
 
 
 def test_what_is_no_file_or_no_model_of_that_kind_is_refused(store: Path, tmp_path: Path):
-    pretraining, finetuning, empty = store / "pretrain" / "modern", store / "finetune" / "sst2", tmp_path / "empty"
+    pretraining = store / "pretrain" / "modern"
+    finetuning = store / "finetune" / "sst2"
+    empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, named in [
         (["predict", "finetune/nothing"], "'nothing'"),
@@ -471,7 +484,8 @@ def test_what_others_trained_on_texts_is_answered_with_its_own_labels_and_kind(
 
 @pytest.mark.parametrize("layout", [CRAM, CRAM | MODERN], ids=["cram's", "modern"])
 def test_what_others_trained_on_words_gives_the_entities_of_the_plain_pipeline(layout, tmp_path: Path, transformers):
-    start, folder = pretrained(tmp_path / "start", layout), tmp_path / "model"
+    start = pretrained(tmp_path / "start", layout)
+    folder = tmp_path / "model"
     saved(transformers, start, folder, "TokenClassification", TAGS)
     tag = transformers.pipeline("token-classification", model=str(folder), aggregation_strategy="first")
     labels = set()
@@ -488,7 +502,9 @@ def test_what_others_trained_on_words_gives_the_entities_of_the_plain_pipeline(l
 def test_masks_are_filled_by_what_others_trained_further_in_one_file_or_in_shards(
     start: Path, tmp_path: Path, transformers
 ):
-    folder, shards, text = tmp_path / "model", tmp_path / "shards", "The river [MASK] a map"
+    folder = tmp_path / "model"
+    shards = tmp_path / "shards"
+    text = "The river [MASK] a map"
     model = saved(transformers, start, folder, "MaskedLM", ())
     found = transformers.pipeline("fill-mask", model=str(folder))(text)
     expected = {one["token_str"].replace(" ", ""): pytest.approx(one["score"], abs=1e-5) for one in found}
@@ -599,7 +615,8 @@ def test_a_tokenizer_that_fails_is_refused_by_its_file(store: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("text", ["The river [MASK] a map", "[MASK]", "[MASK] [SEP] [MASK][MASK], bread \u4e2d"])
 def test_fill_prints_a_line_for_each_mask_with_the_probabilities_of_cram_s_own_model(text: str, store: Path):
-    bert, tokenizer = export.load(store / "pretrain" / "modern"), load_tokenizer(store / "pretrain" / "modern")
+    bert = export.load(store / "pretrain" / "modern")
+    tokenizer = load_tokenizer(store / "pretrain" / "modern")
     tokenizer.encode_special_tokens = False
     ids = torch.tensor([tokenizer.encode(text).ids])
     with torch.no_grad():

@@ -63,7 +63,8 @@ def columns(bert: Artifact) -> dict[str, list]:
 
 
 def test_the_model_learned_and_its_record_is_complete(made):
-    bert, metrics = made["pretrain"], columns(made["pretrain"])
+    bert = made["pretrain"]
+    metrics = columns(made["pretrain"])
     assert metrics["step"] == list(range(1, bert.stats["steps"] + 1))
     assert metrics["tokens"][-1] == bert.stats["tokens"] >= 30_000
     first, *_, last = bert.stats["evaluations"]
@@ -101,7 +102,8 @@ def test_pretraining_shows_losses_rate_speed_and_memory_and_its_artifact_has_non
 
 
 def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_from_training_text(made, monkeypatch):
-    held, sequences = made["pretrain"].stats["heldout"], np.load(made["tokens"].path / "sequences.npy")
+    held = made["pretrain"].stats["heldout"]
+    sequences = np.load(made["tokens"].path / "sequences.npy")
     counts = np.bincount(sequences[~np.isin(sequences, [PAD, CLS, SEP, MASK])], minlength=400)
     assert np.array_equal(np.load(made["pretrain"].path / "frequencies.npy"), counts)
     assert held["by_frequencies"] == heldout_module.by_frequencies(Heldout.load(made["tokens"].path), counts)
@@ -112,8 +114,10 @@ def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_
 
 
 def test_the_held_out_loss_is_that_of_all_words_per_word_character_and_byte(made):
-    stats, measured = made["pretrain"].stats, made["tokens"].stats["heldout"]["measured"]
-    held, last = stats["heldout"], stats["evaluations"][-1]
+    stats = made["pretrain"].stats
+    measured = made["tokens"].stats["heldout"]["measured"]
+    held = stats["heldout"]
+    last = stats["evaluations"][-1]
     for name in ("documents", "tokens", "words", "characters", "bytes", "unread_bytes", "digest"):
         assert held[name] == measured[name]
     assert last["heldout_loss"] == stats["heldout_loss"]
@@ -130,7 +134,8 @@ def test_a_short_run_is_measured_on_beginnings_of_its_documents_and_every_page_s
     monkeypatch.setattr(heldout_module, "LEAST_CHARACTERS", 3000)
     with caplog.at_level(logging.WARNING):
         bert = pretrain.fn(TINY.model_copy(update={"budget": 5_000}), made["tokens"])
-    held, all_held = bert.stats["heldout"], made["tokens"].stats["heldout"]["measured"]
+    held = bert.stats["heldout"]
+    all_held = made["tokens"].stats["heldout"]["measured"]
     read = heldout_module.beginnings(measured_texts(bert.path), 3000)
     assert 2000 < held["characters"] == sum(map(len, read)) <= 3000 < all_held["characters"]
     assert (held["documents"], held["digest"]) == (len(read), digest_of(read))
@@ -149,7 +154,8 @@ def test_a_short_run_is_measured_on_beginnings_of_its_documents_and_every_page_s
 
 def test_the_pretrained_artifact_is_complete_in_itself(made, tmp_path: Path, monkeypatch):
     """Copied alone to another store, it can be measured and finetuned, with the same result."""
-    bert, asked = made["pretrain"], Finetune(data="probes", tasks=["word-order"], seeds=1, epochs=1, max_tokens=32)
+    bert = made["pretrain"]
+    asked = Finetune(data="probes", tasks=["word-order"], seeds=1, epochs=1, max_tokens=32)
     (params,) = asked.runs()
     run = finetune.fn(params, bert)
     scores = run.stats["validation"]
@@ -181,7 +187,9 @@ def test_two_processes_that_meet_in_a_folder_of_any_name_have_the_losses_of_one_
     monkeypatch.setattr(tempfile, "tempdir", str(meeting))
     monkeypatch.setattr(distributed, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(heldout_module, "LEAST_OF_CURVE", 1 / 25)  # as in the other processes
-    measure, evaluated, runs = pretraining.curve_losses, [], []
+    measure = pretraining.curve_losses
+    evaluated = []
+    runs = []
     monkeypatch.setattr(pretraining, "curve_losses", lambda *about: evaluated.append(1) or measure(*about))
     for gpus, most in ((1, 4), (2, 8)):  # two processes have 4 sequences each
         monkeypatch.setenv("CRAM_GPUS", str(gpus))

@@ -201,7 +201,8 @@ def test_a_run_stopped_after_every_step_ends_as_if_never_stopped(tmp_path, unsto
     done = 0
     while done < len(unstopped(recipe)[1]):
         stopped(tmp_path, 1, **RECIPES[recipe])
-        before, done = done, kept(tmp_path, **RECIPES[recipe]).step
+        before = done
+        done = kept(tmp_path, **RECIPES[recipe]).step
         assert before < done <= before + 1 + ahead
     run = trained(tmp_path, **RECIPES[recipe])
     assert run.spent.step >= 7
@@ -267,8 +268,11 @@ KILLED = ("update", "writing the row", "last evaluation", "checkpoint", "end of 
 )
 def test_a_run_stopped_anywhere_ends_as_if_never_stopped(tmp_path, monkeypatch, unstopped, place, how):
     monkeypatch.setitem(pretraining.AHEAD, "cpu", len(place) % 2)
-    (owner, name, call), (before, after, raised, seconds) = PLACES[place], STOPS[how]
-    calls, save, expected = iter(range(1, 1000)), checkpoint.Writer.save, unstopped("muon")
+    owner, name, call = PLACES[place]
+    before, after, raised, seconds = STOPS[how]
+    calls = iter(range(1, 1000))
+    save = checkpoint.Writer.save
+    expected = unstopped("muon")
 
     def save_each_third(writer, *what) -> None:
         if next(calls) % 3 == 0:
@@ -293,7 +297,8 @@ def test_a_run_stopped_anywhere_ends_as_if_never_stopped(tmp_path, monkeypatch, 
 
 
 def test_a_run_goes_on_after_a_signal_whose_handler_returns(tmp_path, unstopped):
-    seen, before = [], signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:
         build(tmp_path).run(do_at(3, quiet, sending(signal.SIGTERM)))
     finally:
@@ -305,7 +310,8 @@ def test_a_run_goes_on_after_a_signal_whose_handler_returns(tmp_path, unstopped)
 def test_a_checkpoint_that_cannot_be_written_stops_the_run_at_its_next_step_and_the_old_one_stays(
     tmp_path, monkeypatch, unstopped
 ):
-    run, fails = build(tmp_path), do_at(2, checkpoint.save_file, before=stop)
+    run = build(tmp_path)
+    fails = do_at(2, checkpoint.save_file, before=stop)
 
     def report(fraction: float, note: str) -> None:
         if run.spent.step in (2, 4):
@@ -323,7 +329,9 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_at_its_next_step_and_
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_as_it_was_at_its_step(tmp_path, monkeypatch, unstopped):
-    run, may_write, write = build(tmp_path / "run"), threading.Event(), checkpoint.save_file
+    run = build(tmp_path / "run")
+    may_write = threading.Event()
+    write = checkpoint.save_file
 
     def slow(*args, **kwargs) -> None:
         assert may_write.wait(60)
@@ -413,7 +421,9 @@ def test_compiling_data_and_copying_checkpoints_are_on_the_clock_and_heldout_los
     monkeypatch.setattr(Batches, "take", clock.taking(2, Batches.take))
     monkeypatch.setattr(checkpoint.Writer, "save", clock.taking(7, checkpoint.Writer.save))
     spent = build(tmp_path, compiles=True, **seconds_of_budget(100), **CONSTANT).run(quiet, 0.0)
-    compiling, step, save = 20, 4 * (1 + 2), 7
+    compiling = 20
+    step = 4 * (1 + 2)
+    save = 7
     assert len(spent.evaluations) > 2
     assert spent.step == math.ceil((100 - compiling) / (step + save))
     assert spent.seconds == compiling + spent.step * (step + save) - save  # to the end of the last step
@@ -467,7 +477,8 @@ def test_time_in_which_the_process_stood_still_is_not_spent_but_said_and_kept_ov
 
     def stand_still(fraction: float, note: str) -> None:
         if run.spent.step in (3, 5):
-            run.clock.last_beat, run.clock.last_wakes = clock.now, run.clock.wakes()
+            run.clock.last_beat = clock.now
+            run.clock.last_wakes = run.clock.wakes()
             clock.now += 25
             run.clock.beat()
             run.clock.last_beat = None  # nobody else beats
@@ -511,8 +522,13 @@ def device(monkeypatch) -> SimpleNamespace:
 
     A micro-batch takes about 1 s of it and 0.2 s of the host, which waits only to read a loss.
     """
-    time, run, uneven = FakeTime(), pretraining.Pretraining, np.random.default_rng(0)
-    device, take, step, read = SimpleNamespace(free=time.now, idle=0.0, steps=[]), Batches.take, run.step, run.read
+    time = FakeTime()
+    run = pretraining.Pretraining
+    uneven = np.random.default_rng(0)
+    device = SimpleNamespace(free=time.now, idle=0.0, steps=[])
+    take = Batches.take
+    step = run.step
+    read = run.read
 
     def queued_batch(*args) -> tuple:
         time.now += 0.2
@@ -629,7 +645,8 @@ CHANGES |= {"mask_fraction": 0.5, "last_mask_fraction": 0.5, "floor": 0.5, "seed
     ],
 )
 def test_no_setting_of_training_is_ignored(tmp_path, unstopped, recipe, change):
-    changed, name = states(trained(tmp_path, **RECIPES[recipe] | change)), "ffn.dense_out.weight"
+    changed = states(trained(tmp_path, **RECIPES[recipe] | change))
+    name = "ffn.dense_out.weight"
     weights = [each for each in changed if each.endswith((name, "detector.weight"))]
     assert len(weights) == 1 + (recipe == "detection")
     assert not [name for name in weights if changed[name] == unstopped(recipe)[0][name]]
@@ -727,7 +744,8 @@ def test_fp16_trains_nearly_as_fp32(tmp_path):
 def test_an_overflow_in_some_gradients_leaves_out_the_step_of_all_and_halves_the_scale(
     tmp_path, optimizer, part, value
 ):
-    run, seen = build(tmp_path, optimizer=optimizer, **FP16), []
+    run = build(tmp_path, optimizer=optimizer, **FP16)
+    seen = []
     run.bert.get_parameter(part).register_hook(lambda gradient: gradient * (value if run.spent.step == 4 else 1.0))
     run.run(lambda fraction, note: seen.append((run.scaler.get_scale(), states(run))))
     norms = [row["gradient_norm"] for row in metrics(tmp_path)]
@@ -752,7 +770,8 @@ def test_a_run_goes_on_on_a_machine_of_another_precision(tmp_path, order):
 @pytest.mark.parametrize("most", [-1, 1, 5])
 def test_each_number_of_masks_is_compiled_once_until_that_fails(tmp_path, monkeypatch, caplog, unstopped, most):
     """Compiled code holds for one shape here, and is made for no more than `most` shapes."""
-    calls, shapes = [], []
+    calls = []
+    shapes = []
 
     def compiler(module: torch.nn.Module, **settings) -> Callable:
         calls.append(settings)

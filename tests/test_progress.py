@@ -40,8 +40,11 @@ class Server:
     """What a messenger calls: it hangs while it is closed, and may refuse."""
 
     def __init__(self) -> None:
-        self.said, self.threads, self.error = [], set(), None
-        self.asked, self.open = threading.Semaphore(0), threading.Event()
+        self.said = []
+        self.threads = set()
+        self.error = None
+        self.asked = threading.Semaphore(0)
+        self.open = threading.Event()
 
     def call(self, what: object) -> None:
         self.threads.add(threading.current_thread())
@@ -56,7 +59,8 @@ class Server:
 
 
 def test_the_caller_goes_on_while_the_server_hangs_and_then_the_newest_is_sent():
-    server, messenger = Server(), Messenger()
+    server = Server()
+    messenger = Messenger()
     messenger.send(lambda: server.call(1))
     server.wait_for_a_call()
     for number in range(2, 100):
@@ -70,7 +74,8 @@ def test_the_caller_goes_on_while_the_server_hangs_and_then_the_newest_is_sent()
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("refused"), RuntimeError("a bug"), SystemExit(1)])
 def test_a_call_that_fails_is_dropped_and_the_next_one_is_made(error: BaseException):
-    server, messenger = Server(), Messenger()
+    server = Server()
+    messenger = Messenger()
     server.open.set()
     server.error = error
     for what in ("lost", "taken"):

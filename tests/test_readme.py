@@ -27,7 +27,8 @@ ROOMS = ("flows", "tasks", "model", "artifacts")
 PAPERS = ("CONTRIBUTING.md", "docs/architecture.md", "docs/paper.md", "docs/your-text.md")
 MANUALS = {path: (HOME / path).read_text() for path in ("README.md", *(f"{room}/README.md" for room in ROOMS), *PAPERS)}
 RECORDS = ("CHANGELOG.md", "docs/findings.md", "docs/log/README.md")  # which also name what is gone
-FRONT, ALL = MANUALS["README.md"], "\n".join(MANUALS.values())
+FRONT = MANUALS["README.md"]
+ALL = "\n".join(MANUALS.values())
 PACKAGES = ("flows", "tasks", "model", "benchmarks", "tests")
 MODULES = [path for package in ("flows", "tasks", "model") for path in sorted((HOME / package).rglob("*.py"))]
 # a command begins an indented line or a quotation, or stands after a variable or in a pipe
@@ -53,7 +54,8 @@ def anchor(heading: str) -> str:
 
 @pytest.mark.parametrize("path", [*MANUALS, *RECORDS])
 def test_every_link_of_a_manual_exists(path: str):
-    folder, text = (HOME / path).parent, (HOME / path).read_text()
+    folder = (HOME / path).parent
+    text = (HOME / path).read_text()
     links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
     for link in (link for link in links if not link.startswith("https:")):
         name, _, heading = link.partition("#")
@@ -214,7 +216,8 @@ def deployed(file: str) -> set[str]:
 
 
 def test_the_deployments_and_the_make_commands_of_the_manuals_exist():
-    usual, run = deployed("prefect.yaml"), set(re.findall(r"prefect deployment run (\S+)", ALL))
+    usual = deployed("prefect.yaml")
+    run = set(re.findall(r"prefect deployment run (\S+)", ALL))
     assert usual < run <= usual | deployed("flows/docker.yaml")
     used = set(re.findall(r"(?:`|^    )make (\w+)", ALL, re.MULTILINE))
     assert used >= {"demo", "test", "up", "down"}

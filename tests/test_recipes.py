@@ -39,7 +39,9 @@ def leaves(value: BaseModel | dict, above: str = "") -> dict:
 
 @pytest.mark.parametrize("name", [*FULL, "demo"])
 def test_a_recipe_differs_from_the_papers_exactly_in_the_fields_of_its_delta(name: str):
-    paper, found, delta = leaves(RECIPES["crammed-bert"]), leaves(RECIPES[name]), leaves(DELTAS[name])
+    paper = leaves(RECIPES["crammed-bert"])
+    found = leaves(RECIPES[name])
+    delta = leaves(DELTAS[name])
     follow = {"report.title": name, "decontaminate.data": found["finetune.data"]}
     follow |= {field: found[field] for field in ("minimal_pairs.data", "decontaminate.pairs")}
     assert found == paper | delta | follow
@@ -84,7 +86,9 @@ ROWS = {
 
 @pytest.mark.parametrize("name", FULL)
 def test_a_recipe_has_the_training_layout_and_text_of_the_reference_implementation(name: str):
-    r, t, a = RECIPES[name], RECIPES[name].pretrain, RECIPES[name].pretrain.architecture
+    r = RECIPES[name]
+    t = RECIPES[name].pretrain
+    a = RECIPES[name].pretrain.architecture
     rates = (t.optimizer, t.learning_rate, optimizer.BETA1, t.beta2, t.adam_eps, t.weight_decay, t.schedule, t.warmup)
     batches = (t.batch_size, t.batch_ramp, t.clip, t.dropout, t.mask_fraction)
     layout = (a.layers, a.hidden, a.heads, layers.inner(a), a.activation, a.norm_order, a.positions, a.norm_eps)
@@ -108,7 +112,8 @@ def test_a_recipe_has_the_training_layout_and_text_of_the_reference_implementati
 @pytest.mark.parametrize("tokens", [1e6, 2.5e6, 2e7, 1.1e10, 1e11])
 def test_muons_rates_follow_from_width_and_its_batch_and_decay_from_tokens(hidden: int, tokens: float):
     one = tuned(hidden, tokens, 5)
-    wider, longer = tuned(4 * hidden, tokens, 5), tuned(hidden, 100 * tokens, 5)
+    wider = tuned(4 * hidden, tokens, 5)
+    longer = tuned(hidden, 100 * tokens, 5)
     for rate in ("learning_rate", "matrix_learning_rate"):
         assert wider[rate] == pytest.approx(one[rate] / 2, rel=0.05)
         assert longer[rate] == one[rate]
@@ -126,7 +131,8 @@ def test_muons_rates_follow_from_width_and_its_batch_and_decay_from_tokens(hidde
 def operations(name: str, masks: int | None = None) -> float:
     """Per token of a recipe; with `masks`, for so many masked positions."""
     recipe = RECIPES[name]
-    length, training = recipe.tokenize.length, recipe.pretrain
+    length = recipe.tokenize.length
+    training = recipe.pretrain
     masks = masks or round(training.mask_fraction * length)
     return bert.operations_per_token(training.architecture, training, recipe.vocabulary.entries, length, masks)
 
@@ -145,7 +151,8 @@ def test_bert_base_has_the_rates_of_the_reference_in_a_day_of_an_a6000():
 def parameters(name: str) -> int:
     """Of a recipe's model, which can compute a loss."""
     recipe = RECIPES[name]
-    length, training = recipe.tokenize.length, recipe.pretrain
+    length = recipe.tokenize.length
+    training = recipe.pretrain
     with torch.device("meta"):  # shapes without values
         model = bert.Bert(training.architecture, recipe.vocabulary.entries, length)
         places = torch.zeros(2, max(1, round(training.mask_fraction * length)), dtype=torch.long)
@@ -184,9 +191,11 @@ SCALED += ["architecture.heads", "architecture.intermediate", "matrix_learning_r
 
 @pytest.mark.parametrize("name", FULL)
 def test_every_recipe_has_a_pocket_recipe_by_the_same_rule(name: str):
-    full, small_name = RECIPES[name], "pocket" if name == "crammed-bert" else f"pocket-{name}"
+    full = RECIPES[name]
+    small_name = "pocket" if name == "crammed-bert" else f"pocket-{name}"
     small = RECIPES[small_name]
-    large, little = full.pretrain.architecture, small.pretrain.architecture
+    large = full.pretrain.architecture
+    little = small.pretrain.architecture
     assert little.layers >= 2
     assert abs(little.layers - large.layers / 4) <= 0.5
     assert little.hidden == 64 * little.heads
@@ -364,7 +373,8 @@ def test_of_two_budgets_the_later_one_counts_and_words_bring_their_unit(earlier:
 
 
 def test_a_unit_that_contradicts_a_budget_in_words_is_refused():
-    words, unit = {"pretrain": {"budget": "3 hours"}}, {"pretrain": {"budget_unit": "tokens"}}
+    words = {"pretrain": {"budget": "3 hours"}}
+    unit = {"pretrain": {"budget_unit": "tokens"}}
     for override in (merge(words, unit), {"pretrain": words["pretrain"] | unit["pretrain"]}):
         with pytest.raises(InputError, match=r"pretrain.*3 hours.*tokens"):
             resolve("demo", override)

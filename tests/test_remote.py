@@ -155,7 +155,8 @@ def test_a_pull_that_was_ended_fetches_only_what_is_not_here(machine, remote: st
     (text,) = chain(0, until=TEXT)
     push(text, remote)
     machine("second")
-    get, asked = LocalFileSystem.get_file, []
+    get = LocalFileSystem.get_file
+    asked = []
     stopped = draft_of(text) / "work"  # of a run that makes the same
     stopped.mkdir(parents=True)
 
@@ -179,7 +180,8 @@ def test_a_pull_that_was_ended_fetches_only_what_is_not_here(machine, remote: st
 
 @pytest.mark.parametrize("by", ["the same machine", "another one, whose model differs"])
 def test_a_push_after_one_that_was_ended_sends_what_is_not_there_of_its_own(machine, remote: str, monkeypatch, by: str):
-    model, put = chain(0, until=MODEL)[-1], LocalFileSystem.put_file
+    model = chain(0, until=MODEL)[-1]
+    put = LocalFileSystem.put_file
     own = [file["path"] for file in model.manifest["files"]]
     machine("second")
     assert chain(0, until=MODEL)[-1] == model, "another training of the same key"

@@ -86,7 +86,8 @@ def lineage(key: str = "a", decontamination: dict | None = None, **changes) -> d
                 "measured": counts(10, 120) | {"tokens": 25, "sequences": 1, "shared": counts(0, 0) | SHARED}}}),
         "pretrain": (Pretrain(), pretraining),
     }  # fmt: skip
-    found, before = {}, {}
+    found = {}
+    before = {}
     for name, (params, stats) in stages.items():
         own = f"{name}/00000000000{key}"
         found[own] = {"stage": name, "version": 1, "key": own.split("/")[1], "params": params.model_dump(mode="json"),
@@ -109,7 +110,8 @@ def made(name: str, manifest: dict, files: dict[str, object]) -> Artifact:
 
 def measured(task: str, split: str, score: float, have: int | None, notes: tuple[str, ...], weak: bool) -> dict:
     """What a finetune stage says of a split."""
-    about, official = TASKS[task], TASKS[task].validation[split]
+    about = TASKS[task]
+    official = TASKS[task].validation[split]
     values = {metric: round(score + 0.5 * i, 4) for i, metric in enumerate(about.metrics)}
     return {
         "examples": official if have is None else have,
@@ -136,7 +138,8 @@ def finetuned(
 
     `weak`: no better than the majority baseline, and its data has a note.
     """
-    manifests, about = model or lineage(), TASKS[task]
+    manifests = model or lineage()
+    about = TASKS[task]
     settings = Finetuning().model_dump(mode="json") | {
         "data": {"repository": "nyu-mll/glue", "revision": "1"}, "task": task, "seed": seed, "pretrained": True,
         "share": 1.0, "keep": False,
@@ -252,7 +255,8 @@ def test_the_page_and_the_card_of_a_run_are_those_that_were_read_and_approved(re
 
 def test_a_small_model_stands_beside_models_of_its_size_and_then_beside_the_papers(mixed):
     page = mixed[0]
-    small, full_size = rows_of(section(page, RULES)), rows_of(section(page, "GLUE beside full-size models"))
+    small = rows_of(section(page, RULES))
+    full_size = rows_of(section(page, "GLUE beside full-size models"))
     assert "*ELECTRA-Small-OWT* (published \\[2\\])" in small
     assert not any("BERT-base" in name for name in small)
     assert any("BERT-base" in name for name in full_size)
@@ -389,7 +393,8 @@ FILES = {"train": ["a"], "validation": ["b"]}
 
 
 def test_runs_that_make_no_report_are_refused_by_name(store):
-    cola, other = finetuned("cola", 50.0, data=FILES), lineage("b")
+    cola = finetuned("cola", 50.0, data=FILES)
+    other = lineage("b")
     refused = [
         ([cola, finetuned("rte", 50.0, model=other)], "pretrain/00000000000a, pretrain/00000000000b"),
         ([cola, cola], "cola"),
@@ -436,7 +441,8 @@ def test_the_report_says_which_downstream_data_was_in_the_text(store, tmp_path: 
     asked = Decontaminate(data=str(tmp_path / "glue"), words=14, tasks=["cola", "rte"])
     clean = decontaminate.fn(asked, corpus_of(tmp_path, texts))
     values = funnel.text_sections({clean.name: clean.manifest})
-    page, about = render("contamination", scores.HELPERS | values), values["contamination"]
+    page = render("contamination", scores.HELPERS | values)
+    about = values["contamination"]
     assert about["dropped"] == 2
     assert "2 documents dropped (found for CoLA 2, RTE 2): 2 had 14 words in a row" in page
     assert "3 of 6 sentences have fewer than 14 words" in page

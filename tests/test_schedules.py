@@ -79,7 +79,8 @@ def test_a_schedule_reads_what_the_settings_say_it_reads_and_nothing_else(name):
 
 
 def test_the_batch_ramp_is_that_of_the_reference_implementation_on_the_papers_a6000():
-    micro_batch, ramp = 512, 0.6
+    micro_batch = 512
+    ramp = 0.6
     for spent in (0, 0.01, 0.1, 0.3, 0.5, 0.6, 0.75, 1, 2):
         reference = min((math.floor(spent * 8192 / ramp / micro_batch) + 1) * micro_batch, 8192)  # its formula
         assert schedules.batch(Training(), spent) == reference
@@ -90,7 +91,8 @@ UNITS = {8192: 512, 4096: 256, 1536: 96, 1000: 50, 512: 32, 128: 32, 64: 32, 48:
 
 @pytest.mark.parametrize(("size", "unit"), UNITS.items())
 def test_the_batch_grows_by_a_sixteenth_or_where_that_is_little_by_some_32_sequences(size, unit):
-    settings, constant = Training(batch_size=size), Training(batch_size=size, batch_ramp=0.0)
+    settings = Training(batch_size=size)
+    constant = Training(batch_size=size, batch_ramp=0.0)
     batches = [schedules.batch(settings, spent) for spent in FRACTIONS]
     assert batches == sorted(batches)
     assert sorted(set(batches)) == list(range(unit, size + 1, unit))

@@ -5,7 +5,8 @@ from pydantic import BaseModel, ValidationError
 
 from model.settings import READ_BY, Architecture, Finetuning, OptimizerName, ScheduleName, Training
 
-OPTIMIZERS, SCHEDULES = OptimizerName.__args__, ScheduleName.__args__
+OPTIMIZERS = OptimizerName.__args__
+SCHEDULES = ScheduleName.__args__
 OTHER = {  # values of what only some of them read, none of them the default
     "beta2": 0.5,
     "adam_eps": 1e-8,

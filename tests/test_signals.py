@@ -19,7 +19,8 @@ def handlers() -> list:
 @pytest.fixture(autouse=True)
 def seen() -> list:
     """The signals that were handled; then the handlers are as they were before the test."""
-    before, seen = handlers(), []
+    before = handlers()
+    seen = []
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: seen.append(number))
     yield seen
@@ -101,7 +102,8 @@ def test_one_within_another_passes_its_signal_to_the_other(seen):
 
 
 def test_another_thread_sets_no_handlers():
-    before, found = handlers(), []
+    before = handlers()
+    found = []
 
     def work() -> None:
         with StopRequest():

@@ -48,7 +48,11 @@ def test_too_many_lost_records_are_refused_with_file_and_reason(store: Path, dat
 
 def test_globs_directories_and_links_give_files_in_order_each_once(store: Path, data: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(data))
-    b1, b2, b3, c, z = "b-1.jsonl", "b-2.jsonl", "b-3.jsonl", "a.jsonl/c.jsonl", "a.jsonl/deep/z.jsonl"
+    b1 = "b-1.jsonl"
+    b2 = "b-2.jsonl"
+    b3 = "b-3.jsonl"
+    c = "a.jsonl/c.jsonl"
+    z = "a.jsonl/deep/z.jsonl"
     plant(data, b2, b1, z, c)  # a directory may have the name of a shard
     (data / b3).symlink_to(write_jsonl(data.parent / "0a1b2c3d", [b3]))  # as in the cache of the hub
     for patterns, names in (
@@ -155,7 +159,9 @@ def test_a_file_that_changes_before_or_while_it_is_read_is_not_published(
     store, data, monkeypatch, change: str, at: int
 ):
     path = write_jsonl(data / "a.jsonl", [f"old {i}" for i in range(3000)])
-    whole, calls, name = path.read_bytes(), [], "add" if at else "__init__"
+    whole = path.read_bytes()
+    calls = []
+    name = "add" if at else "__init__"
     function = getattr(download_stage.Counts, name)
 
     def changing(*given) -> None:
@@ -172,7 +178,8 @@ def test_a_file_that_changes_before_or_while_it_is_read_is_not_published(
 
 
 def test_a_file_whose_rights_change_while_it_is_read_is_read(store: Path, data: Path, monkeypatch):
-    path, add = write_jsonl(data / "a.jsonl", ["old", "older"]), download_stage.Counts.add
+    path = write_jsonl(data / "a.jsonl", ["old", "older"])
+    add = download_stage.Counts.add
     monkeypatch.setattr(download_stage.Counts, "add", lambda *given: (add(*given), path.chmod(0o600)))
     assert texts_of(downloaded(data)) == ["old", "older"]
 

@@ -62,7 +62,8 @@ def write(params: Count, out: Path) -> dict:
     return {"when": time.time_ns()}
 
 
-wayward, steady = stage(version=1, varies=True, name="wayward")(write), stage(version=1, name="steady")(write)
+wayward = stage(version=1, varies=True, name="wayward")(write)
+steady = stage(version=1, name="steady")(write)
 
 
 @stage(version=1, resumes=True)
@@ -121,7 +122,8 @@ def change_manifest(made: Artifact, change: Callable[[dict], object]) -> None:
 
 
 def test_a_call_publishes_files_and_a_manifest_without_absolute_paths_and_a_second_one_finds_them(store: Path):
-    first, second = count.fn(Count()), count.fn(Count())
+    first = count.fn(Count())
+    second = count.fn(Count())
     assert first == second
     assert CALLS == ["count"]
     assert (first.path / "numbers.txt").read_text() == "0\n1\n2"
@@ -145,7 +147,8 @@ def key_of(name: str, version: int, params: Count, source: Artifact | list[Artif
 
 
 def test_the_key_follows_stage_version_params_and_inputs():
-    a, b = Artifact(stage="count", key="a" * 12), Artifact(stage="count", key="b" * 12)
+    a = Artifact(stage="count", key="a" * 12)
+    b = Artifact(stage="count", key="b" * 12)
     different = [
         ("x", 1, Count(), a),
         ("y", 1, Count(), a),
@@ -177,7 +180,8 @@ HARMS = {  # what is done to an artifact, and which file an error then names
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_artifact_is_refused_as_an_input_and_made_again_with_a_warning(store: Path, harm: str, caplog):
-    made, (damage, file) = count.fn(Count()), HARMS[harm]
+    made = count.fn(Count())
+    damage, file = HARMS[harm]
     damage(made)
     with pytest.raises(InputError, match=rf"{made.name}.*{file}|{file}.*{made.name}"):
         follower.fn(Count(), made, [])
@@ -260,7 +264,8 @@ def test_a_stage_runs_again_exactly_when_an_input_that_varies_has_other_contents
 
 def test_a_killed_stage_publishes_nothing_frees_its_locks_and_is_resumed(store: Path, caplog):
     caplog.set_level("INFO", "tasks.store")
-    process, source = start_slow(store), find("count", "latest")
+    process = start_slow(store)
+    source = find("count", "latest")
     with ThreadPoolExecutor(1) as thread:
         discarded = thread.submit(refresh, source)
         wait_for(lambda: f"using {source.name}; waiting" in caplog.text)
@@ -278,7 +283,8 @@ def test_a_killed_stage_publishes_nothing_frees_its_locks_and_is_resumed(store: 
 
 def test_two_runs_on_one_key_make_it_once_and_what_they_read_is_discarded_after_both(store: Path, caplog):
     caplog.set_level("INFO", "tasks.store")
-    process, source = start_slow(store), find("count", "latest")
+    process = start_slow(store)
+    source = find("count", "latest")
     with ThreadPoolExecutor(2) as threads:
         second = threads.submit(run_slow)
         wait_for(lambda: "using slow/" in caplog.text)
@@ -312,7 +318,9 @@ def test_a_manifest_is_written_last_and_work_is_not_repeated_after_a_failure_to_
 
 
 def test_a_file_is_hashed_once_a_process_and_again_when_it_has_changed(store: Path, monkeypatch):
-    source, hashed, digest = count.fn(Count()), [], manifests.digest
+    source = count.fn(Count())
+    hashed = []
+    digest = manifests.digest
     monkeypatch.setattr(manifests, "digest", lambda path: hashed.append(path.name) or digest(path))
     monkeypatch.setattr(manifests, "SETTLED", 0)
     for _ in range(3):
@@ -342,7 +350,8 @@ def test_an_error_of_the_disk_is_an_input_error_whichever_library_wrote(store: P
 
 
 def test_on_a_full_file_system_the_error_names_that_one_and_what_moves_its_files(store: Path, tmp_path, monkeypatch):
-    scratch, elsewhere = tmp_path / "scratch", tmp_path / "elsewhere" / "a.bin"
+    scratch = tmp_path / "scratch"
+    elsewhere = tmp_path / "elsewhere" / "a.bin"
     room = {"/": 1 << 30, str(store): 1 << 30, str(scratch): 0, str(elsewhere.parent): 0}
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setattr(os.path, "ismount", lambda path: str(path) in room)
@@ -411,7 +420,8 @@ def test_without_file_locks_nothing_runs_but_what_only_reads_works(store: Path, 
 
 
 def test_locks_are_of_files_open_for_reading_and_writing_as_nfs_needs(store: Path, monkeypatch):
-    modes, flock = [], fcntl.flock
+    modes = []
+    flock = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda file, kind: (modes.append(file.mode), flock(file, kind)))
     count.fn(Count())
     follower.fn(Count(), count.fn(Count()), [])

@@ -29,7 +29,8 @@ configs:
 ---
 """
 TEXTS = [f"Document {i} has a few words of its own, {i * 7919}." for i in range(900)]
-FIRST, SECOND = ("me/own", "a" * 40), ("me/own", "b" * 40)
+FIRST = ("me/own", "a" * 40)
+SECOND = ("me/own", "b" * 40)
 
 
 def table(texts: list[str]) -> bytes:
@@ -71,7 +72,8 @@ def downloaded(dataset: str | Path, **params: object) -> Artifact:
 
 
 def test_a_folder_and_the_hub_give_the_same_documents(hub: Hub, folder: Path):
-    local, remote = downloaded(folder), downloaded("me/own")
+    local = downloaded(folder)
+    remote = downloaded("me/own")
     assert texts_of(local) == texts_of(remote) == TEXTS
     assert [d.id for d in documents_of(local)][:2] == ["own/en/train:1", "own/en/train:2"]
     assert local.stats["by_source"] == {"own/en/train": {"documents": 900, "characters": sum(map(len, TEXTS))}}
@@ -97,7 +99,8 @@ def test_a_changed_file_of_a_folder_changes_the_key(folder: Path, store: Path):
 
 
 def test_an_interrupted_download_reads_on_where_its_last_part_ended(folder: Path, store: Path, monkeypatch):
-    whole, read = downloaded(folder, part_megabytes=0.01, sets=["own/en/train"]), []
+    whole = downloaded(folder, part_megabytes=0.01, sets=["own/en/train"])
+    read = []
     take = documents.text_in
     interrupted(monkeypatch, lambda: downloaded(folder, part_megabytes=0.01), at="2.parquet")
     monkeypatch.setattr(documents, "text_in", lambda row, *others: read.append(row) or take(row, *others))
@@ -227,7 +230,8 @@ def test_a_file_that_is_damaged_or_without_the_text_is_named_and_not_the_config(
 
 
 def test_a_drift_on_the_hub_is_named_with_its_file(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    other, commit = one_row(body="two"), "d" * 40
+    other = one_row(body="two")
+    commit = "d" * 40
     monkeypatch.setitem(hub.files, ("me/own", commit), files(TEXTS) | {"data/train-00001-of-00003.parquet": other})
     with pytest.raises(InputError) as refused:
         downloaded("me/own", revision=commit)

@@ -65,7 +65,8 @@ def given(tmp_path_factory, toy_texts: list[str]) -> dict:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """The store of this module's studies."""
-    with store_of_its_own(root := tmp_path_factory.mktemp("store") / "artifacts"):
+    root = tmp_path_factory.mktemp("store") / "artifacts"
+    with store_of_its_own(root):
         yield root
 
 
@@ -109,7 +110,8 @@ def test_a_plan_says_whether_the_runs_and_their_page_are_there(store, finished, 
     asked = written(given, "good", {name: runs[name] for name in ("own", "half the rate", "other text")})
     options = ["--recipe", asked["recipe"], "--override", json.dumps(asked["override"]), "--seeds", "2", "--plan"]
     states = [CliRunner().invoke(app, ["study", asked["study"], *options])]
-    page, before = study.fn(**asked), len(everything())
+    page = study.fn(**asked)
+    before = len(everything())
     states += [CliRunner().invoke(app, ["study", asked["study"], *options])]
     assert [state.exit_code for state in states] == [3, 0]
     assert all(page.key in state.stdout and "evaluate [other text, seed 1]" in state.stdout for state in states)
@@ -209,7 +211,8 @@ def test_a_run_that_can_never_begin_is_told_before_and_the_others_run(finished, 
 
 
 def test_a_study_that_was_interrupted_ends_as_one_left_alone(finished, given: dict, tmp_path: Path):
-    make, runs = stage_module.StageTask.make, {name: RUNS[name] for name in ("own", "half the rate")}
+    make = stage_module.StageTask.make
+    runs = {name: RUNS[name] for name in ("own", "half the rate")}
 
     def make_or_die(stage, artifact, *rest) -> None:
         make(stage, artifact, *rest)

@@ -133,7 +133,8 @@ def test_no_option_of_architecture_and_training_is_idle():
     trained = [recipe.pretrain for recipe in every]
     for settings, chosen in ((Architecture, [one.architecture for one in trained]), (Training, trained)):
         for name, field in settings.model_fields.items():
-            found, kind = {getattr(one, name) for one in chosen}, field.annotation
+            found = {getattr(one, name) for one in chosen}
+            kind = field.annotation
             if get_origin(kind) is Literal and name != "budget_unit":
                 assert found == set(get_args(kind)), name
             elif kind is bool or type(None) in get_args(kind) or name in ("ffn_every", "funnel", "masked_share"):

@@ -68,7 +68,8 @@ def fresh(rng: random.Random, words: int) -> str:
 @pytest.fixture
 def planted(rng: random.Random) -> list[str]:
     """Texts that have some passages in common, among words of their own."""
-    passages, texts = [fresh(rng, rng.randint(8, 60)) for _ in range(12)], []
+    passages = [fresh(rng, rng.randint(8, 60)) for _ in range(12)]
+    texts = []
     for _ in range(80):
         chosen = rng.choices(passages, k=rng.randint(0, 3))
         texts.append(" ".join([fresh(rng, 5), *(f"{passage} {fresh(rng, 4)}" for passage in chosen)]))
@@ -77,7 +78,8 @@ def planted(rng: random.Random) -> list[str]:
 
 def test_what_is_left_has_no_passage_twice_and_a_second_run_cuts_nothing(store, tmp_path, planted: list[str]):
     once = deduplicate.fn(params(75), corpus_of(tmp_path, planted, 0.002))
-    left, seen = texts_of(once), set()
+    left = texts_of(once)
+    seen = set()
     assert left == left_of(planted, 75)
     for piece in (piece for text in left for piece in text.split("\n")):
         here = {piece[i : i + 75] for i in range(len(piece) - 74)}
@@ -127,7 +129,8 @@ def test_passages_of_enough_bytes_are_cut(store: Path, tmp_path: Path, case: str
 
 def test_hashes_that_collide_by_chance_cut_nothing_that_did_not_stand_before(store, tmp_path, monkeypatch):
     made = corpus_of(tmp_path, random_texts(3, "abc ", 80), 0.002)
-    before, whole = {d.id: d.text for d in documents_of(made)}, windows.gram_hashes
+    before = {d.id: d.text for d in documents_of(made)}
+    whole = windows.gram_hashes
     monkeypatch.setattr(windows, "gram_hashes", lambda data, n: whole(data, n) << np.uint64(56))
     left = {d.id: d.text for d in documents_of(deduplicate.fn(params(13), made))}
     fully = [text or "" for text in naive.without_repeats(list(before.values()), 13)]

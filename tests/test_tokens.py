@@ -87,7 +87,9 @@ def plain_tokenizer(words: Artifact) -> Tokenizer:
 
 def packed(corpus: Artifact, words: Artifact, held: set[str]) -> tuple[list[list[int]], int]:
     """Training sequences, and how many tokens are lost, in plain Python."""
-    tokenizer, train, lost = plain_tokenizer(words), [], 0
+    tokenizer = plain_tokenizer(words)
+    train = []
+    lost = 0
     for part in parts_of(corpus):
         stream: list[int] = []
         for d in (d for d in documents_in(part) if d.text not in held):
@@ -125,7 +127,9 @@ def test_sequences_are_the_documents_of_a_part_one_after_the_other(corpus, words
 
 
 def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
-    stats, held, tokenizer = made.stats, set(held_of(made)), plain_tokenizer(words)
+    stats = made.stats
+    held = set(held_of(made))
+    tokenizer = plain_tokenizer(words)
     encoded = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in texts}
 
     def sizes(chosen: Iterable[str]) -> dict[str, int]:
@@ -138,7 +142,8 @@ def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
     assert stats["tokens"] == stats["sequences"] * LENGTH == trained["tokens"] - stats["tokens_lost_at_part_ends"]
     assert stats["sequences"] == stats["drawn_from"]["sequences"] == len(sequences_of(made))
     assert stats["unknown_tokens"] == sum(ids.count(UNK) for ids in encoded.values()) == 1
-    shared, alone = stats["heldout"].pop("shared"), set(alone_of(made))
+    shared = stats["heldout"].pop("shared")
+    alone = set(alone_of(made))
     assert stats["heldout"].pop("measured") == {
         **sizes(alone),
         **Heldout.load(made.path).totals,
@@ -160,7 +165,8 @@ def test_counts_add_up(made: Artifact, words: Artifact, texts: list[str]):
 
 def test_measured_documents_are_whole_and_in_the_order_of_their_digests(corpus, words, few_measured: dict):
     made = tokenized(corpus, words, **few_measured)
-    found, tokenizer = measured_of(made), plain_tokenizer(words)
+    found = measured_of(made)
+    tokenizer = plain_tokenizer(words)
     assert found == sorted(alone_of(made), key=unit_hash)[: len(found)]
     sizes = [len(text) for text in found]
     assert sum(sizes[:-1]) < 2000 <= sum(sizes) < sum(map(len, alone_of(made)))
@@ -214,7 +220,8 @@ def test_as_many_are_held_out_as_asked_for_chosen_by_their_text_alone(corpus, wo
 
 
 def test_held_out_documents_are_kept_as_they_were(corpus: Artifact, words: Artifact, made: Artifact):
-    table, held = pq.read_table(made.path / "heldout.parquet"), set(held_of(made))
+    table = pq.read_table(made.path / "heldout.parquet")
+    held = set(held_of(made))
     assert table.select(SCHEMA.names).to_pylist() == [d._asdict() for d in documents_of(corpus) if d.text in held]
     assert (made.path / "tokenizer.json").read_bytes() == (words.path / "tokenizer.json").read_bytes()
     before, after = (json.loads((a.path / "tokenizer_config.json").read_text()) for a in (words, made))
@@ -233,7 +240,8 @@ def sort_keys(plain: list[list[int]], words: Artifact) -> dict[str, Callable[[li
 
 
 def test_without_a_key_the_order_is_that_of_the_corpus_or_of_the_seed(corpus, words, made: Artifact):
-    plain, drawn = sequences_of(made), tokenized(corpus, words, sort="random")
+    plain = sequences_of(made)
+    drawn = tokenized(corpus, words, sort="random")
     found = sequences_of(drawn)
     assert sorted(found) == sorted(plain)
     assert plain != found != sequences_of(tokenized(corpus, words, sort="random", seed=1))
@@ -242,7 +250,8 @@ def test_without_a_key_the_order_is_that_of_the_corpus_or_of_the_seed(corpus, wo
 
 
 def test_of_too_many_sequences_so_many_are_drawn_and_sorted(corpus, words, made: Artifact):
-    plain, fewer = sequences_of(made), tokenized(corpus, words, max_sequences=60, sort="sentence-length")
+    plain = sequences_of(made)
+    fewer = tokenized(corpus, words, max_sequences=60, sort="sentence-length")
     found = sequences_of(fewer)
     assert fewer.stats["sequences"] == len(found) == fewer.stats["tokens"] / LENGTH == 60
     assert fewer.stats["drawn_from"] == made.stats["drawn_from"]
@@ -289,7 +298,8 @@ def test_the_file_is_the_same_however_sequences_are_cut(words, tmp_path: Path, m
 def test_sequences_are_written_in_bounded_memory_and_read_once(tmp_path: Path, monkeypatch, runs: int):
     monkeypatch.setattr(sequences, "BLOCK", 1 << 16)
     monkeypatch.setattr(sequences, "WINDOW", 1 << 18)
-    read, blocks_of = [], sequences.blocks_of
+    read = []
+    blocks_of = sequences.blocks_of
 
     def counting(*given: object) -> Iterator[np.ndarray]:
         for block in blocks_of(*given):
@@ -298,7 +308,8 @@ def test_sequences_are_written_in_bounded_memory_and_read_once(tmp_path: Path, m
 
     monkeypatch.setattr(sequences, "blocks_of", counting)
     whole = np.random.default_rng(1).integers(0, 1 << 16, (20_000, 128)).astype(np.uint16)
-    parts, rows = parts_in(tmp_path / "parts", whole, range(999, 20_000, 999)), range(len(whole))
+    parts = parts_in(tmp_path / "parts", whole, range(999, 20_000, 999))
+    rows = range(len(whole))
     order = np.argsort(np.random.default_rng(2).integers(0, runs, len(whole)), kind="stable")
     tracemalloc.start()
     sequences.write_sequences(tmp_path / "sequences.npy", parts, rows, order)
@@ -330,7 +341,8 @@ def test_a_file_that_may_not_grow_is_an_input_error(corpus, words, limit: int):
 def test_of_a_document_longer_than_all_that_is_held_out_pieces_are_held_out(tmp_path: Path, words: Artifact):
     rng = random.Random(5)
     long = ["\n".join(sentence(rng) for _ in range(5_000)) for _ in range(2)]
-    spaced, solid = " ".join(sentence(rng) for _ in range(5_000)), "x" * 200_000
+    spaced = " ".join(sentence(rng) for _ in range(5_000))
+    solid = "x" * 200_000
     every = [*long, "The last one.", spaced, solid]
     made = tokenized(corpus_of(tmp_path, every), words, heldout_fraction=0.15)
     held = pq.read_table(made.path / "heldout.parquet").to_pylist()

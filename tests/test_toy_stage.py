@@ -145,7 +145,8 @@ def test_a_run_ended_by_ctrl_c_leaves_a_checkpoint_no_process_and_a_sentence(who
 def test_a_stopped_run_resumes_from_its_checkpoint_with_the_rest_of_its_budget(whole: SimpleNamespace):
     model = whole.store / "pretrain" / "latest"
     table = pq.read_table(model / "metrics.parquet", columns=["step", "seconds"]).to_pydict()
-    steps, clock = table["step"], table["seconds"]
+    steps = table["step"]
+    clock = table["seconds"]
     assert steps == list(range(1, len(steps) + 1))
     before = whole.stopped.rows
     assert 0 < len(before) < len(steps)
@@ -186,7 +187,9 @@ def test_a_stage_is_added_by_one_file_one_field_and_one_line(whole: SimpleNamesp
         stage: json.loads((whole.store / stage / "latest" / "stage.json").read_text())
         for stage in ("filter", "shorten", "vocabulary", "tokenize")
     }
-    name, read, kept = f"shorten/{about['shorten']['key']}", about["filter"]["stats"], about["shorten"]["stats"]
+    name = f"shorten/{about['shorten']['key']}"
+    read = about["filter"]["stats"]
+    kept = about["shorten"]["stats"]
     assert f" shorten: {kept['documents']:,} documents, " in whole.stopped.log
     assert kept["documents"] == read["documents"]
     assert kept["characters"] <= LIMIT * kept["documents"]

@@ -71,7 +71,8 @@ def test_a_sound_store_is_said_to_be_sound_with_status_0(toy, store: Path):
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_of_every_kind_is_listed_with_status_1_and_what_is_said_to_run_again_does(kind: str, toy):
-    (file, damage), text = DAMAGE[kind], toy["text"]
+    file, damage = DAMAGE[kind]
+    text = toy["text"]
     damage(text.path / file)
     shown = cram("verify", status=1)
     first, *_ = shown.splitlines()

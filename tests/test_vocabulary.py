@@ -154,7 +154,8 @@ def test_words_seen_twice_or_more_are_entries():
 
 
 def test_transformers_and_tokenizers_load_the_folder_and_encode_as_we_do(made: Artifact, tokenizer: Tokenizer):
-    ours, theirs = tokenizer, AutoTokenizer.from_pretrained(made.path)
+    ours = tokenizer
+    theirs = AutoTokenizer.from_pretrained(made.path)
     known = ours.get_vocab()
     assert sorted(known.values()) == list(range(1000))
     assert [known[token] for token in SPECIALS] == [PAD, UNK, CLS, SEP, MASK] == [0, 1, 2, 3, 4]
@@ -184,7 +185,8 @@ def random_text(rng: random.Random, words: list[str], size: int) -> str:
 
 
 def test_encoding_is_that_of_a_plain_word_piece(tokenizer: Tokenizer):
-    words, rng = tokenizer.get_vocab(), random.Random(2)
+    words = tokenizer.get_vocab()
+    rng = random.Random(2)
     texts = AWKWARD + [random_text(rng, sorted(words), 60) for _ in range(300)]
     for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
         assert ids == naive.word_pieces(text, words, UNK), repr(text)
@@ -274,7 +276,8 @@ def test_tokens_are_counted_as_encoded_and_long_words_by_their_characters(tokeni
 
 
 def test_the_entries_are_counted_by_their_kind_and_use(made: Artifact, corpus: Artifact):
-    stats, entries = made.stats, pq.read_table(made.path / "entries.parquet").to_pandas()
+    stats = made.stats
+    entries = pq.read_table(made.path / "entries.parquet").to_pandas()
     words = dict(zip(entries["entry"], entries["id"], strict=True))
     assert words == load_tokenizer(made.path).get_vocab()
     assert set(words) > {f"{mark}{c}" for c in ALPHABET for mark in ("", "##")}, "all that the normaliser leaves"
@@ -332,7 +335,8 @@ def any_script(seed: int, size: int = 200) -> list[str]:
 
 def typographic(seed: int, size: int) -> list[str]:
     """Texts of typographic punctuation and spaces."""
-    rng, signs = random.Random(seed), "-–—−’‘“”«´″…•\u00a0\u2009\u202f\u2028⁄'\"` é漢a1"
+    rng = random.Random(seed)
+    signs = "-–—−’‘“”«´″…•\u00a0\u2009\u202f\u2028⁄'\"` é漢a1"
     return ["".join(rng.choices([*signs, "word", " it"], k=60)) for _ in range(size)]
 
 
@@ -349,7 +353,8 @@ def typographic(seed: int, size: int) -> list[str]:
 def test_text_of_any_script_and_typography_is_encoded_as_transformers_does(store, tmp_path: Path, settings: dict):
     corpus = corpus_of(tmp_path, any_script(1) + [path.read_text() for path in CODE[:9]] + typographic(3, 50))
     made = vocabulary.fn(Vocabulary(entries=600, **settings), corpus)
-    ours, theirs = load_tokenizer(made.path), AutoTokenizer.from_pretrained(made.path)
+    ours = load_tokenizer(made.path)
+    theirs = AutoTokenizer.from_pretrained(made.path)
     texts = any_script(2, 100) + AWKWARD[:6] + typographic(4, 200)
     assert encode(ours, texts) == theirs(texts, add_special_tokens=False)["input_ids"]
     known = ours.get_vocab()
@@ -361,7 +366,8 @@ def test_text_of_any_script_and_typography_is_encoded_as_transformers_does(store
 
 
 def test_the_alphabet_has_the_most_frequent_characters_and_leaves_room_for_words():
-    often, rare = "жшщюяэ", "ѣѳѵ"
+    often = "жшщюяэ"
+    rare = "ѣѳѵ"
     text = " ".join([*(c * 2 for c in often for _ in range(50)), *(f"{c}ж" for c in rare for _ in range(3)), "ѫж"])
     counts = count_words([text], UNICODE)
     known = train_wordpiece(counts, 2000, UNICODE).get_vocab()

@@ -80,7 +80,8 @@ def between_letters(codes: Sequence[int]) -> list[str]:
 
 @pytest.mark.parametrize("how", NORMALISERS, ids=str)
 def test_every_character_is_normalised_and_divided_as_the_vocabulary_does(how: Normaliser):
-    normalise_theirs, divide_theirs = normalizer(how).normalize_str, pre_tokenizer(how).pre_tokenize_str
+    normalise_theirs = normalizer(how).normalize_str
+    divide_theirs = pre_tokenizer(how).pre_tokenize_str
     texts = [
         "''''' ``` '`'",
         "'\N{HIRAGANA LETTER A}'",
@@ -179,7 +180,8 @@ def words_by_categories(text: str) -> list[str]:
             return f"alone {random.random()}"
         return "mark" if unicodedata.category(character)[0] in "PS" and character != "_" else "letter"
 
-    words, before = [], None
+    words = []
+    before = None
     for character in text:
         now = None if character.isspace() else kind(character)
         if now is not None:
@@ -239,7 +241,8 @@ def test_words_are_the_same_for_every_vocabulary_and_length(tokenizer, rng: rand
     first, *others = [heldout_of(texts, words, length) for words in (tokenizer, letters) for length in (16, 64)]
     for held in others:
         assert np.array_equal(held.documents[:, 1:4], first.documents[:, 1:4])
-        rounds, expected = rounds_of(held), rounds_of(first)
+        rounds = rounds_of(held)
+        expected = rounds_of(first)
         in_both = rounds.keys() & expected.keys()
         assert in_both
         assert all(rounds[word] == expected[word] for word in in_both)

@@ -200,7 +200,9 @@ def test_a_damaged_or_unfinished_result_is_none(tmp_path):
 
 
 def test_a_result_appears_once_the_files_of_its_part_are_on_disk_and_not_if_the_disk_fails(tmp_path, monkeypatch):
-    done, seen, answers = tmp_path / "3.json", [], [-1, 0]
+    done = tmp_path / "3.json"
+    seen = []
+    answers = [-1, 0]
 
     def syncfs(handle: int) -> int:
         seen.append((Path(os.readlink(f"/proc/self/fd/{handle}")).parent, traces(tmp_path), done.exists()))
@@ -216,7 +218,8 @@ def test_a_result_appears_once_the_files_of_its_part_are_on_disk_and_not_if_the_
 
 
 def test_where_one_file_system_cannot_be_forced_to_disk_all_are(tmp_path, monkeypatch):
-    done, forced = tmp_path / "3.json", []
+    done = tmp_path / "3.json"
+    forced = []
     monkeypatch.setattr(jobs, "libc", SimpleNamespace(syncfs=lambda handle: -1))
     monkeypatch.setattr(jobs.ctypes, "get_errno", lambda: errno.ENOSYS)
     monkeypatch.setattr(os, "sync", lambda: forced.append(done.exists()))
@@ -293,7 +296,9 @@ def test_the_longest_tmpdir_in_which_sockets_fit_is_used_as_it_is(tmp_path, beyo
 
 
 def test_threads_can_have_workers_at_the_same_time_and_leave_this_process_as_it_was(tmp_path, two_workers):
-    before, main, mask = dict(os.environ), sys.modules["__main__"], signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    before = dict(os.environ)
+    main = sys.modules["__main__"]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     folders = [tmp_path / name for name in "abc"]
     for folder in folders:
         folder.mkdir()
@@ -446,7 +451,8 @@ def test_a_killed_run_loses_no_other(tmp_path):
 
 
 def test_after_an_interrupt_unfinished_runs_end_and_none_begins(tmp_path):
-    later, futures = threading.Event(), []
+    later = threading.Event()
+    futures = []
     with ThreadPoolExecutor(2) as threads:
         try:
             with finetunes.several(2, 10, 2):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # slow to import
     from tasks.reports.blanks import Blank
     from tasks.store.artifacts import Artifact
 
-LAST = "report"  # the stage with which a run ends, unless it is told to end before
+LAST = "report"  # the stage with which a run ends, unless --until names an earlier one
 CANDIDATES = 3  # tokens to print per blank
 BLANKS = (  # a model knows the words of its text, which may be documentation only
     "See the documentation for more [MASK].",

@@ -75,7 +75,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Draft:
-    """A recipe file, and what to tell about it."""
+    """A recipe file, and what to say about it."""
 
     recipe: str
     budget: str

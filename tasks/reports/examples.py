@@ -54,7 +54,7 @@ class Judged(NamedTuple):
 
 
 def answers_of(run: Artifact) -> Answers | None:
-    """What a run answered on its first validation split; None for tags, and where its predictions aren't at hand."""
+    """What a run answered on its first validation split; None for tags, and where its predictions are gone."""
     task = task_of(run.stats)
     path = run.path / PREDICTIONS
     if task.kind == "tokens" or not path.exists():

@@ -77,7 +77,7 @@ def passed_on(stage: str, stats: dict) -> list[tuple[str, dict]]:
 
 
 def described(lineage: dict[str, dict], texts: list[str]) -> str:
-    """What the training text is, in words. `texts`: those of its held-out documents that are at hand."""
+    """What the training text is, in words. `texts`: those of its held-out documents that are still here."""
     tokens = stage_of(lineage, "tokenize")
     if tokens is None:
         return "text that is not known here"
@@ -119,7 +119,7 @@ def bars(lineage: dict[str, dict]) -> list[Bar]:
 
 
 def samples(folders: dict[str, Path]) -> list[Sample]:
-    """Some of what each stage dropped. `folders`: by stage, of those that are at hand.
+    """Some of what each stage dropped. `folders`: by stage, of those that are still here.
 
     Names of files are left out, since a report may be published.
     """

@@ -163,7 +163,7 @@ def has_state(theirs: Any, own: Any) -> bool:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, has_types: bool = False) -> None:
-    """Write the files that transformers expects. `has_types`: whether the model tells the second text of a pair."""
+    """Write the files that transformers expects. `has_types`: whether the model marks the second text of a pair."""
     (folder / FILES[0]).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     pad, unknown, begin, separator, mask = SPECIALS
     inputs = ["input_ids", "attention_mask"]
