@@ -23,7 +23,7 @@ from tasks.glue import pairs as sets
 from tasks.glue.pair_scores import PAIRS, statistics
 from tasks.glue.pairs import PairSet
 from tasks.stage import Params, stage
-from tasks.store.artifacts import WORK, Artifact
+from tasks.store.artifacts import SEQUENCES, WORK, Artifact
 from tasks.text.tokenizer import load_tokenizer
 from tasks.workers.progress import Progress
 
@@ -86,6 +86,13 @@ class PairsRun(PairSet, Params, frozen=True, extra="forbid"):
     def check(self) -> None:
         """Read the pairs before the model is pretrained. Raises InputError for bad data."""
         sets.read(self.pairs())
+
+    def check_sources(self, sources: list[Artifact]) -> None:
+        """Encode the pairs before the model is pretrained. Raises InputError for a sentence that it couldn't read."""
+        sequences = sources[0]
+        texts = texts_of(sets.draw(sets.read(self.pairs()), self.per_group))
+        length = np.load(sequences.path / SEQUENCES, mmap_mode="r").shape[1]
+        check_lengths(encode(texts, sequences.path), texts, length, f"A model of {sequences.name}")
 
     def pairs(self) -> PairSet:
         """The set alone."""
@@ -150,10 +157,13 @@ def score_pairs(table: "pd.DataFrame", model: Artifact, before: str, work: Path)
     from model import export, likelihood, machine  # load torch
     from model.layouts import HEADS
 
-    texts = [*table["good"], *table["bad"]]
+    texts = texts_of(table)
     bert = export.load(model.path, HEADS)
     sentences = encode(texts, model.path)
-    check_lengths(sentences, texts, bert.length - likelihood.FRAME, model.name)
+    try:
+        check_lengths(sentences, texts, bert.length, model.name)
+    except InputError as error:
+        raise InputError(f"{error} {keep_model(model.name)}") from error
     first = getattr(bert.specials, before)
     here = machine.detect()
     lengths = sentences.pass_lengths
@@ -167,6 +177,11 @@ def score_pairs(table: "pd.DataFrame", model: Artifact, before: str, work: Path)
         of_good, of_bad = np.split(values, 2)
         columns |= {f"good_{name}": of_good, f"bad_{name}": of_bad}
     return table.assign(**columns)
+
+
+def texts_of(table: "pd.DataFrame") -> list[str]:
+    """The good sentences of all pairs, then the bad ones."""
+    return [*table["good"], *table["bad"]]
 
 
 def kept_scores(work: Path, passes: int) -> np.ndarray:
@@ -200,20 +215,23 @@ def encode(texts: list[str], folder: Path) -> "Sentences":
     return Sentences(np.concatenate(tokens), np.concatenate(words), np.cumsum(sizes))
 
 
-def check_lengths(sentences: "Sentences", texts: list[str], longest: int, model: str) -> None:
-    """Raise InputError for a sentence that the model can't read, or that has more than `longest` tokens."""
+def check_lengths(sentences: "Sentences", texts: list[str], length: int, model: str) -> None:
+    """Raise InputError for a sentence that the model can't read, or that doesn't fit in `length` tokens."""
+    from model.likelihood import FRAME  # loads torch
+
     lengths = sentences.lengths
+    longest = length - FRAME
     if not lengths.min():
         text = texts[int(lengths.argmin())]
         raise InputError(
             f"{model} can't read {counted(int((lengths == 0).sum()), 'sentence')} of the pairs, such as {text!r}. Name "
-            f"pairs in its script (minimal_pairs.data), or another model. {keep_model(model)}"
+            "pairs in its script (minimal_pairs.data), or another model."
         )
     if lengths.max() > longest:
         text = texts[int(lengths.argmax())]
         raise InputError(
             f"A sentence has {lengths.max()} tokens, but {model} takes {longest}: {text[:SHOWN_CHARACTERS]!r} …. "
-            f"Shorten it, or leave out its pair (minimal_pairs.data). {keep_model(model)}"
+            "Shorten it, or leave out its pair (minimal_pairs.data)."
         )
 
 

@@ -168,6 +168,18 @@ def test_too_little_text_for_probes_is_refused_before_a_model_is_pretrained(tiny
     assert not made(few, "pretrain")["pretrain"].path.exists()
 
 
+def test_a_sentence_too_long_for_the_model_is_refused_before_it_is_pretrained(tiny: dict, first, tmp_path: Path):
+    path = tmp_path / "long.csv"
+    path.write_text(f"good,bad\n{'word ' * 200},short\n", encoding="utf-8")
+    override = tiny | {"minimal_pairs": {"data": [str(path)]}}
+    with pytest.raises(InputError, match=r"word word.*minimal_pairs\.data"):
+        cram.fn(recipe="demo", override=override)
+    assert made(override, "tokenize")["tokenize"].path.exists()
+    with pytest.raises(InputError, match="word word"):  # the vocabulary is there now
+        made(override)
+    assert not made(override, "pretrain")["pretrain"].path.exists()
+
+
 OWN = {"name": "own", "data": "own.csv"}
 
 

@@ -29,7 +29,7 @@ from tasks.glue.pairs import PairSet
 from tasks.minimal_pairs import MinimalPairs, PairsRun, encode, minimal_pairs
 from tasks.reports.pairs import babylm_table, difference_of, lines_of, right_in
 from tasks.reports.published import BABYLM_2025, PUBLISHED_BLIMP
-from tasks.store.artifacts import WORK, draft_of
+from tasks.store.artifacts import WORK, Artifact, artifact_named, draft_of
 from tasks.text.tokenizer import CLS, MASK, SEP
 
 MODERN = Architecture(
@@ -55,6 +55,11 @@ def sentences_from(seed: int, number: int) -> list[str]:
         words.insert(rng.randrange(len(words)), rng.choice(["unbreakable", "quartz-like", "xylophonist", "re-read"]))
         found.append(" ".join(words))
     return found
+
+
+def sequences_of(model: Artifact) -> Artifact:
+    """What a model was trained on."""
+    return artifact_named(model.manifest["inputs"]["tokens"])
 
 
 def set_of(folder: Path, good: list[str], bad: list[str], **columns: list[str]) -> Path:
@@ -386,16 +391,29 @@ def test_two_sets_of_one_name_are_refused(tmp_path: Path) -> None:
         MinimalPairs(data=[str(tmp_path / "a" / "pairs.csv"), str(tmp_path / "b" / "pairs.tsv")]).runs()
 
 
-def test_a_sentence_that_the_model_cannot_read_is_refused(model, tmp_path: Path) -> None:
-    path = set_of(tmp_path, ["the cat", "猫"], ["cat the", "犬"])
-    with pytest.raises(InputError, match="猫"):
-        minimal_pairs.fn(PairsRun(data=str(path)), model)
+@pytest.mark.parametrize(
+    ("good", "bad", "named"),
+    [
+        (["the cat", "猫"], ["cat the", "犬"], "猫"),
+        (["word " * 200], ["short"], "word word"),
+    ],
+)
+def test_a_sentence_that_the_model_cannot_read_is_refused_also_before_its_training(
+    model, tmp_path: Path, good: list[str], bad: list[str], named: str
+) -> None:
+    params = PairsRun(data=str(set_of(tmp_path, good, bad)))
+    with pytest.raises(InputError, match=rf"{model.name}.*{named}.*cram pairs"):
+        minimal_pairs.fn(params, model)
+    sequences = sequences_of(model)
+    with pytest.raises(InputError, match=rf"{sequences.name}.*{named}"):
+        params.check_sources([sequences])
 
 
-def test_a_sentence_longer_than_the_model_takes_is_refused(model, tmp_path: Path) -> None:
-    path = set_of(tmp_path, ["word " * 200], ["short"])
-    with pytest.raises(InputError, match="word word"):
-        minimal_pairs.fn(PairsRun(data=str(path)), model)
+def test_sentences_that_just_fit_are_accepted_before_training_and_after(model, tmp_path: Path) -> None:
+    longest = export.load(model.path).length - likelihood.FRAME
+    params = PairsRun(data=str(set_of(tmp_path, ["a " * longest], ["the cat"])))
+    params.check_sources([sequences_of(model)])
+    assert minimal_pairs.fn(params, model).stats["pairs"] == 1
 
 
 def test_the_rows_that_babylm_leaves_out_are_7125_of_blimp() -> None:

@@ -819,8 +819,10 @@ def test_memory_that_does_not_suffice_is_not_taken_for_a_failed_compiler(tmp_pat
         ("cpu", seconds_of_budget(24 * 3600), 0.999, False),  # resumed for a minute and a half
         ("cpu", seconds_of_budget(3600) | FALLING, 0.4, True),  # twelve minutes a shape
         ("cpu", seconds_of_budget(3600) | FALLING, 0.5, False),
-        ("cpu", {"budget_unit": "flops", "budget": 0.4 * RATE * 599}, 0.0, False),
-        ("cpu", {"budget_unit": "flops", "budget": 0.4 * RATE * 601}, 0.0, True),
+        ("cpu", {"budget_unit": "flops", "budget": 0.6 * RATE * 599}, 0.0, False),
+        ("cpu", {"budget_unit": "flops", "budget": 0.6 * RATE * 601}, 0.0, True),
+        ("cuda", {"budget_unit": "flops", "budget": 0.4 * RATE * 239}, 0.0, False),
+        ("cuda", {"budget_unit": "flops", "budget": 0.4 * RATE * 241}, 0.0, True),
         ("cpu", {"budget_unit": "epochs", "budget": 1e4}, 0.0, False),
         ("cpu", {"budget_unit": "epochs", "budget": 1e8}, 0.0, True),
         ("cpu", {"budget": 1e6}, 0.0, False),
