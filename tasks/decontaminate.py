@@ -117,7 +117,7 @@ class Decontaminate(Params):
         if why:
             about["unchecked"] = why
         own = {task.name: labelled.texts_identity(task) for task in definitions_in(self.tasks)}
-        pairs = {name: one.identity() for name, one in self.pairs_at_hand.items()}
+        pairs = {name: one.identity_of_sentences() for name, one in self.pairs_at_hand.items()}
         if own or pairs or not why:
             about["words"] = self.words
         if not why:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 SCORES = "scores.npy"  # of each pass, until the artifact is published
 SHOWN_CHARACTERS = 60
-LARGEST_SHARE = 0.01  # of pairs that a model can't tell apart, from which on a warning is logged
 log = logging.getLogger(__name__)
 
 
@@ -99,7 +98,7 @@ class PairsRun(PairSet, Params, frozen=True, extra="forbid"):
         return PairSet(**self.model_dump(include={*PairSet.model_fields}))
 
 
-@stage(version=4, resumes=True)
+@stage(version=5, resumes=True)
 def minimal_pairs(params: PairsRun, model: Artifact, out: Path) -> dict:
     """Score both sentences of every pair, and count how often the good one is likelier."""
     refuse_new_head(model)
@@ -160,10 +159,7 @@ def score_pairs(table: "pd.DataFrame", model: Artifact, before: str, work: Path)
     texts = texts_of(table)
     bert = export.load(model.path, HEADS)
     sentences = encode(texts, model.path)
-    try:
-        check_lengths(sentences, texts, bert.length, model.name)
-    except InputError as error:
-        raise InputError(f"{error} {keep_model(model.name)}") from error
+    check_lengths(sentences, texts, bert.length, model.name)
     first = getattr(bert.specials, before)
     here = machine.detect()
     lengths = sentences.pass_lengths
@@ -235,11 +231,6 @@ def check_lengths(sentences: "Sentences", texts: list[str], length: int, model: 
         )
 
 
-def keep_model(name: str) -> str:
-    """A sentence on how to score other pairs with the same model. `name`: of its artifact."""
-    return f"`cram pairs {name}`, or --use {name.replace('/', '=')} in a run, keeps the model; other pairs alone don't."
-
-
 def same_tokens(sentences: "Sentences") -> np.ndarray:
     """(pairs,) whether both sentences of a pair are the same tokens. The good ones come first, then the bad ones."""
     good, bad = np.split(sentences.originals, 2)
@@ -249,7 +240,7 @@ def same_tokens(sentences: "Sentences") -> np.ndarray:
 def warn_of_same_tokens(stats: dict[str, Any], model: Artifact) -> None:
     """Log a warning if the model's vocabulary makes many pairs of different sentences the same."""
     lost = stats["same_tokens"] - stats["same_sentences"]
-    if lost > LARGEST_SHARE * stats["pairs"]:
+    if lost > sets.LARGEST_SHARE * stats["pairs"]:
         log.warning(
             "%s can't tell the sentences of %s apart: its vocabulary reads both as the same tokens. These are ties.",
             model.name,

@@ -61,8 +61,8 @@ class Pretrain(Params, Training, frozen=True, extra="forbid", allow_inf_nan=Fals
     architecture: Architecture = Field(Architecture(), description="Sizes of the encoder.")
     start: str = Field(
         "",
-        description="A model to start from, with its vocabulary: pretrain/KEY, a key, `latest`, or a folder. Empty: "
-        "none, as the rules demand.",
+        description="A model to start from, with its vocabulary: pretrain/KEY, a key, `latest`, a folder, or "
+        "OWNER/NAME of the hub. Empty: none, as the rules demand.",
     )
     later = ("start",)
 

@@ -56,7 +56,7 @@ class Report(Params):
     )
 
 
-@stage(version=15)
+@stage(version=16)
 def report(params: Report, runs: list[Artifact], judged: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)
@@ -70,7 +70,7 @@ def report(params: Report, runs: list[Artifact], judged: list[Artifact], out: Pa
     files = {
         "report.md": markdown,
         "report.html": page(markdown, params.title, pictures),
-        "README.md": card(lineage[name], lineage, values["glue"], values["own"]),
+        "README.md": card(lineage[name], lineage, values["glue"], values["own"], content["minimal_pairs"].values()),
         "report.json": json.dumps(content, indent=2) + "\n",
     }
     write_texts(files, out)
@@ -218,7 +218,8 @@ def for_people(content: dict, lineage: dict[str, dict], runs: list[Artifact]) ->
             "one_seed": all(one.row["seeds"] == 1 for one in compared),
             "has_partial": any(one.row["partial"] for one in compared),
             "pair_sets": [
-                section_of(judged, number) for number, judged in enumerate(content["minimal_pairs"].values(), 1)
+                section_of(judged, number, content["pretraining"])
+                for number, judged in enumerate(content["minimal_pairs"].values(), 1)
             ],
             "rules": content["rules"],
             "curve": content["learning_curve"],

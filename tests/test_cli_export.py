@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import bytes_of, store_of_its_own, toy_model, toy_tokens
+from conftest import bytes_of, store_of_its_own, toy_model, toy_tokens, write_pairs
 from huggingface_hub import ModelCard, constants
 from toys import MODERN
 from typer.testing import CliRunner
@@ -39,6 +39,7 @@ from model.files import KEPT
 from tasks import adopt
 from tasks.finetune import Finetune, finetune
 from tasks.glue.own import Definition
+from tasks.minimal_pairs import PairsRun, minimal_pairs
 from tasks.pretrain import Pretrain
 from tasks.report import Report, report
 from tasks.reports.model_folder import auto_map
@@ -73,7 +74,9 @@ def made(tmp_path_factory, toy_texts: list[str]) -> Iterator[dict[str, Artifact]
         task = Definition(name="topics", data=str(root / FILE))
         run = Finetune(tasks=[task], seeds=1, epochs=1, batch_size=16, max_tokens=32).runs()[0]
         tuned = finetune.fn(run, own)
-        yield {"own": own, "modern": modern, "tuned": tuned, "report": report.fn(Report(), [tuned], [])}
+        pairs = PairsRun(data=str(write_pairs(root / "confidential-pairs.csv")))
+        judged = minimal_pairs.fn(pairs, own)
+        yield {"own": own, "modern": modern, "tuned": tuned, "report": report.fn(Report(), [tuned], [judged])}
 
 
 def ran(*arguments: object) -> str:
@@ -125,6 +128,7 @@ def test_the_card_has_the_scores_of_the_newest_report_of_this_very_model(made, t
     expected = made["tuned"].stats["validation"]["validation"]["metrics"]
     assert [score.metric_value for score in card.data.eval_results] == [round(each, 2) for each in expected.values()]
     assert "topics: left out line 242, without text" in card.text  # of the file, without its name
+    assert "own pairs, all" in card.text
     assert "no report of this model" in ran("export", made["modern"].name, tmp_path / "other")
     monkeypatch.setattr(
         "tasks.store.artifacts.digests_of_contents", lambda inputs: dict.fromkeys(("x", *inputs), "other")

@@ -17,6 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from flows.cli.main import app
+from flows.recipes.recipe import resolve
 from model import export, likelihood, machine
 from model.errors import InputError, Unreachable
 from model.settings import Architecture
@@ -27,7 +28,8 @@ from tasks.glue import pair_scores, pairs
 from tasks.glue.data import hub_problem
 from tasks.glue.pairs import PairSet
 from tasks.minimal_pairs import MinimalPairs, PairsRun, encode, minimal_pairs
-from tasks.reports.pairs import babylm_table, difference_of, lines_of, right_in
+from tasks.reports.diff import compare_pairs
+from tasks.reports.pairs import are_same_pairs, card_table, difference_of, lines_of, paired_halves, right_in, section_of
 from tasks.reports.published import BABYLM_2025, PUBLISHED_BLIMP
 from tasks.store.artifacts import WORK, Artifact, artifact_named, draft_of
 from tasks.text.tokenizer import CLS, MASK, SEP
@@ -136,12 +138,33 @@ def test_a_tie_counts_half_and_groups_count_equally() -> None:
     assert pair_scores.accuracy_of(right, scored["group"]).value == pytest.approx(100 * (2.5 / 4 + 1) / 2)
 
 
-def test_the_standard_error_is_that_of_a_stratified_sample(rng: random.Random) -> None:
-    groups = [group for group, size in (("a", 50), ("b", 80)) for _ in range(size)]
-    right = np.array([rng.choice([0.0, 0.5, 1.0]) for _ in groups])
+@pytest.mark.parametrize("lowest", [0.0, -1.0])
+def test_the_standard_error_is_that_of_a_stratified_sample(rng: random.Random, lowest: float) -> None:
+    groups = [group for group, size in (("a", 500), ("b", 800)) for _ in range(size)]
+    right = np.array([rng.choice([lowest, 0.5, 1.0]) for _ in groups])
     errors = pd.Series(right).groupby(groups).sem()
-    found = pair_scores.accuracy_of(right, groups)
-    assert found.standard_error == pytest.approx(100 * math.hypot(*errors) / 2, abs=1e-4)
+    found = pair_scores.accuracy_of(right, groups, lowest)
+    assert found.standard_error == pytest.approx(100 * math.hypot(*errors) / 2, rel=0.003)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("pairs", [8, 30])
+def test_intervals_of_small_sets_hold_the_true_accuracy(share: float, pairs: int) -> None:
+    random = np.random.default_rng(4)
+    held = 0
+    for _ in range(400):
+        right = (random.random(2 * pairs) < share).astype(float)
+        found = pair_scores.accuracy_of(right, ["a"] * pairs + ["b"] * pairs)
+        held += abs(found.value - 100 * share) <= found.half()
+    assert held > 0.86 * 400
+
+
+def test_a_few_pairs_that_are_all_right_are_not_certain() -> None:
+    assert not pair_scores.accuracy_of(np.ones(2), ["a", "a"]).is_above(pair_scores.CHANCE)
+    assert pair_scores.accuracy_of(np.ones(20), list("abcdefghijklmnopqrst")).is_above(pair_scores.CHANCE)
+    same = pair_scores.accuracy_of(np.zeros(30), ["a"] * 30, lowest=-1.0)
+    assert same.value == 0
+    assert 1 < same.standard_error < 6
 
 
 def test_groups_that_differ_in_their_last_character_alone_are_two() -> None:
@@ -158,19 +181,32 @@ def test_a_field_named_as_a_part_hides_no_part() -> None:
 def test_models_are_compared_only_on_the_same_sentences() -> None:
     scored = scores_of(["a", "a"], [1.0, 3.0])
     other = scored.assign(good_original=[3.0, 3.0])
-    difference = difference_of(right_in(other, "original"), right_in(scored, "original"))
-    assert difference == pair_scores.Accuracy(50.0, 50.0)
-    changed = other.assign(bad=["w", "changed"])
-    assert difference_of(right_in(changed, "original"), right_in(scored, "original")) is None
+    mine = right_in(other, "original")
+    theirs = right_in(scored, "original")
+    assert are_same_pairs(mine, theirs)
+    assert difference_of(mine, theirs).value == 50
+    assert difference_of(theirs, mine).value == -50
+    changed = right_in(other.assign(bad=["w", "changed"]), "original")
+    regrouped = right_in(other.assign(group=["a", "b"]), "original")
+    assert not are_same_pairs(changed, theirs)
+    assert not are_same_pairs(regrouped, theirs)
+    assert paired_halves("x", {"x": mine, "same": theirs, "changed": changed}).keys() == {"same"}
 
 
-def test_a_group_with_one_pair_has_no_standard_error() -> None:
-    assert pair_scores.accuracy_of(np.array([1.0, 0.0, 1.0]), ["a", "a", "b"]).standard_error is None
-
-
-def test_an_accuracy_without_a_known_error_is_not_above_chance() -> None:
-    assert not pair_scores.Accuracy(90.0, None).is_above(50)
-    assert pair_scores.Accuracy(90.0, 5.0).is_above(50)
+def test_two_models_are_compared_in_either_order_by_part_and_field(model, tmp_path: Path) -> None:
+    good = sentences_from(6, 12)
+    path = set_of(tmp_path, good, [" ".join(reversed(text.split())) for text in good], kind=["f", "g", "g"] * 4)
+    plain = minimal_pairs.fn(PairsRun(data=str(path)), model)
+    with_fields = minimal_pairs.fn(PairsRun(data=str(path), field="kind", before="cls"), model)
+    forth = compare_pairs(plain, with_fields)
+    back = compare_pairs(with_fields, plain)
+    assert [row["pairs of"] for row in forth] == [row["pairs of"] for row in back] == ["all", "f", "g"]
+    for one, other in zip(forth, back, strict=True):
+        assert one["original A"] == other["original B"]
+        assert one["original B - A"].lstrip("+-") == other["original B - A"].lstrip("+-")
+    fewer = minimal_pairs.fn(PairsRun(data=str(path), per_group=3), model)
+    with pytest.raises(InputError, match=r"minimal_pairs\.data"):
+        compare_pairs(plain, fewer)
 
 
 def test_groups_may_be_numbers(tmp_path: Path) -> None:
@@ -188,14 +224,32 @@ def test_the_command_scores_pairs_with_columns_and_an_encoding_of_their_own(mode
     assert "minimal_pairs/" in result.output.replace("\n", "")
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ([], "--good"),
+        (["--good", "gut"], "--bad"),
+        (["--good", "gut", "--bad", "no"], "--bad"),
+        (["--good", "gut", "--bad", "schlecht", "--field", "no"], "--field"),
+    ],
+)
+def test_the_command_names_its_own_options_in_what_it_refuses(model, tmp_path: Path, options: list[str], named: str):
+    path = tmp_path / "own.csv"
+    path.write_text("gut,schlecht\nthe cat,cat the\n", encoding="utf-8")
+    result = CliRunner().invoke(app, ["pairs", model.path.name, str(path), *options])
+    assert isinstance(result.exception, InputError)
+    assert named in str(result.exception)
+    assert "minimal_pairs." not in str(result.exception)
+
+
 def test_permutations_are_found_by_their_words() -> None:
     table = pd.DataFrame(
         {
-            "good": ["Who did he see?", "the cat sleeps", "same thing", "a b c"],
-            "bad": ["Did he see who.", "the cats sleep", "same thing", "a b c c"],
+            "good": ["Who did he see?", "the cat sleeps", "same thing", "a b c", "Paris, big", "the cat, sleeps."],
+            "bad": ["Did he see who.", "the cats sleep", "same thing", "a b c c", "paris big", "the cat sleeps"],
         }
     )
-    assert pairs.are_permutations(table).tolist() == [True, False, False, False]
+    assert pairs.are_permutations(table).tolist() == [True, False, False, False, False, False]
 
 
 def test_the_stage_keeps_scores_from_which_its_accuracies_follow(model, tmp_path: Path) -> None:
@@ -235,6 +289,8 @@ def test_an_interrupted_attempt_goes_on_and_scores_the_same(model, tmp_path: Pat
     expected = pd.read_parquet(whole.path / pair_scores.PAIRS)
     other = PairsRun(data=str(path), before="sep")
     monkeypatch.setitem(likelihood.BATCH_TOKENS, "cpu", 40)
+    sentences = encode([*good, *sentences_from(5, 20)], model.path)
+    batches = sum(1 for _ in likelihood.batches(sentences.pass_lengths, 40))
     calls = []
     real = likelihood.Scorer.log_probabilities
 
@@ -252,8 +308,7 @@ def test_an_interrupted_attempt_goes_on_and_scores_the_same(model, tmp_path: Pat
     before = len(calls)
     monkeypatch.setattr(likelihood.Scorer, "log_probabilities", lambda self, *p: calls.append(p) or real(self, *p))
     made = minimal_pairs.fn(other, model)
-    again = len(calls) - before
-    assert again < before + again - 9  # what was done is not done again
+    assert len(calls) - before == batches - 9  # what was done is not done again
     found = pd.read_parquet(made.path / pair_scores.PAIRS)
     for column in ("good_original", "bad_within_word"):
         assert found[column].tolist() == pytest.approx(expected[column].tolist(), abs=1e-4)
@@ -275,20 +330,71 @@ def test_a_model_that_began_from_a_public_one_has_cls_before_a_sentence(
     assert stage_module.trained_before(began) == before
 
 
-def test_a_sample_of_blimp_stands_beside_the_scores_of_babylm() -> None:
-    scored = pd.DataFrame(
-        {
-            "group": ["a"] * 4, "field": ["f"] * 4, "good": list("stuv"), "bad": list("wxyz"), "filtered": [True] * 4,
-            "permutation": [False] * 4, "same_tokens": [False] * 4,
-        }
-    )  # fmt: skip
-    for metric in pair_scores.METRICS:
-        scored[f"good_{metric}"] = [1.0, 1.0, 1.0, 3.0]
-        scored[f"bad_{metric}"] = 2.0
-    table = babylm_table(pair_scores.statistics(scored, "BLiMP")["parts"][pair_scores.FILTERED])
-    known = [row.model for row in PUBLISHED_BLIMP if row.scorer == BABYLM_2025]
-    assert table[0]["accuracy"] == "25.0"
-    assert sorted(str(row["model"]).strip("*") for row in table[1:]) == sorted(known)
+MODEL_STATS = {  # of a model that was trained on limited words
+    "parameters": 4.7e6, "words": 9_999_000, "epochs": 2.04, "tokens": 29.4e6, "seconds_on_the_clock": 2520,
+    "machine": {"device": "a CPU"},
+}  # fmt: skip
+
+
+def blimp_section(model_stats: dict) -> dict:
+    """What the page shows of a made-up sample of BLiMP."""
+    scored = scores_of(["a"] * 4, [1.0, 1.0, 1.0, 3.0]).assign(filtered=True)
+    return section_of(pair_scores.statistics(scored, "BLiMP"), 1, model_stats)
+
+
+def cells_of(table: str) -> list[dict[str, str]]:
+    """The rows of a Markdown table by column."""
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_a_score_on_blimp_stands_beside_those_of_babylm_with_words_epochs_and_cost() -> None:
+    section = blimp_section(MODEL_STATS)
+    ours, *others = cells_of(section["babylm"].table)
+    assert ours["accuracy"] == "25.0"
+    assert ours["epochs"] == "2.04"
+    assert "10.0" in ours["words"]
+    assert "42 minutes" in ours["pretraining"]
+    known = [row for row in PUBLISHED_BLIMP if row.scorer == BABYLM_2025]
+    assert len(others) == len(known)
+    assert len({tuple(row.values()) for row in others}) == len(others), "no two rows look the same"
+    [gpt_bert] = [row for row in others if "GPT-BERT, mixed" in row["model"] and row["accuracy"] == "80.5"]
+    assert "100" in gpt_bert["words"]
+    assert gpt_bert["reads"] == "both sides"
+    notes = " ".join(section["babylm"].footnotes)
+    for row in known:
+        assert row.source[1:] in notes
+        assert row.note in notes
+
+
+def test_scores_by_other_rules_stand_in_other_columns_or_in_a_table_of_their_own() -> None:
+    section = blimp_section({"parameters": 4.7e6})
+    rows = {row["model"].split("*")[1]: row for row in cells_of(section["others"].table)[1:]}
+    assert rows["GPT-2"]["left to right"] == "83.3"
+    assert rows["GPT-2"]["original"] == "–"
+    assert rows["people"]["people"] == "88.6"
+    assert rows["RoBERTa-base"]["within word"] == "86.7"
+    others = cells_of(section["other_rules"].table)
+    assert "69.2" in [row["accuracy"] for row in others]
+    assert all(row["rule"] for row in others)
+    shown = [row["accuracy"] for row in cells_of(section["babylm"].table)]
+    assert not {"81.2", "86.1", "69.2"} & set(shown)
+
+
+def test_a_set_that_is_not_blimp_stands_beside_no_published_scores() -> None:
+    section = section_of(pair_scores.statistics(scores_of(["a"], [1.0]), "own"), 1, MODEL_STATS)
+    assert not section["filtered"]
+    assert "babylm" not in section
+
+
+def test_a_model_card_has_the_accuracies_but_no_name_of_a_file_or_field() -> None:
+    scored = scores_of(["a"] * 4, [1.0, 1.0, 1.0, 3.0]).assign(field="secret")
+    table = card_table([pair_scores.statistics(scored, "confidential")])
+    assert table is not None
+    [row] = cells_of(table)
+    assert row["original"] == "25.0"
+    assert not {"secret", "confidential"} & set(str(table).split())
+    assert card_table([]) is None
 
 
 def test_a_sample_is_of_each_group_and_the_same_each_time() -> None:
@@ -402,7 +508,7 @@ def test_a_sentence_that_the_model_cannot_read_is_refused_also_before_its_traini
     model, tmp_path: Path, good: list[str], bad: list[str], named: str
 ) -> None:
     params = PairsRun(data=str(set_of(tmp_path, good, bad)))
-    with pytest.raises(InputError, match=rf"{model.name}.*{named}.*cram pairs"):
+    with pytest.raises(InputError, match=rf"{model.name}.*{named}"):
         minimal_pairs.fn(params, model)
     sequences = sequences_of(model)
     with pytest.raises(InputError, match=rf"{sequences.name}.*{named}"):
@@ -491,6 +597,48 @@ def test_without_the_hub_a_data_set_is_not_at_hand(hub: Hub):
     assert not pairs.at_hand(PairSet(data="someone/pairs"))
     with pytest.raises(Unreachable, match="someone/pairs"):
         pairs.read(PairSet(data="someone/pairs"))
+
+
+def test_repeated_pairs_and_pairs_of_one_sentence_are_warned_of(tmp_path: Path, caplog) -> None:
+    path = set_of(tmp_path, ["the cat", "the cat", "a dog"], ["cat the", "cat the", "a dog"])
+    pairs.read(PairSet(data=str(path)))
+    tie, again = (record.getMessage() for record in caplog.records)
+    assert "1 of 3 pairs in pairs" in tie
+    assert "1 of 3 pairs in pairs" in again
+
+
+def test_white_space_around_a_group_makes_no_other_group(tmp_path: Path) -> None:
+    path = set_of(tmp_path, ["a b", "c d"], ["b a", "d c"], group=["x", " x "])
+    assert pairs.read(PairSet(data=str(path)))["group"].tolist() == ["x", "x"]
+
+
+def test_pairs_that_decontaminate_names_are_searched_for_with_those_that_are_scored(tmp_path: Path) -> None:
+    paths = {}
+    for name in ("one", "two"):
+        paths[name] = set_of(tmp_path, ["a b"], ["b a"], kind=["x"]).rename(tmp_path / f"{name}.csv")
+    asked = {"decontaminate": {"pairs": [{"data": str(paths["one"])}]}, "minimal_pairs": {"data": [str(paths["two"])]}}
+    searched = resolve("demo", asked).decontaminate.pairs
+    assert [one.data for one in searched] == [str(paths["one"]), str(paths["two"])]
+    twice = asked | {"minimal_pairs": {"data": [str(paths["one"])], "group": "kind"}}
+    assert [one.group for one in resolve("demo", twice).decontaminate.pairs] == ["kind"]
+
+
+def test_the_names_of_groups_and_fields_do_not_change_what_is_searched_for(tmp_path: Path) -> None:
+    path = str(set_of(tmp_path, ["a b"], ["b a"], kind=["x"]))
+    keys = set()
+    for about in ({}, {"field": "kind"}, {"group": "kind"}):
+        keys.add(json.dumps(Decontaminate(data="probes", pairs=[PairSet(data=path, **about)]).identity()))
+    assert len(keys) == 1
+    swapped = PairSet(data=path, good="bad", bad="good")
+    assert json.dumps(Decontaminate(data="probes", pairs=[swapped]).identity()) not in keys
+
+
+@pytest.mark.parametrize("name", ["all", "cola", "own"])
+def test_a_set_with_the_name_of_a_task_is_refused(tmp_path: Path, name: str) -> None:
+    path = set_of(tmp_path, ["a b"], ["b a"]).rename(tmp_path / f"{name}.csv")
+    task = {"name": "own", "data": str(path)}
+    with pytest.raises(InputError, match=rf"{name}\.csv"):
+        resolve("demo", {"minimal_pairs": {"data": [str(path)]}, "finetune": {"tasks": [task]}})
 
 
 def test_a_sentence_of_a_pair_in_the_corpus_drops_its_document(tmp_path: Path, store: Path, rng: random.Random):

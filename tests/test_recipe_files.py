@@ -69,6 +69,13 @@ def test_a_recipe_file_says_the_same_in_every_format(tmp_path: Path, monkeypatch
         ("finetune", "data", "there", "{}/there"),
         ("finetune", "data", "nyu-mll/glue", "nyu-mll/glue"),
         ("decontaminate", "data", "there", "{}/there"),
+        (
+            "minimal_pairs",
+            "data",
+            ["gone.csv", "there", "nyu-mll/blimp", "owner/name/folder", "/abs/x.tsv"],
+            ["{}/gone.csv", "{}/there", "nyu-mll/blimp", "owner/name/folder", "/abs/x.tsv"],
+        ),
+        ("minimal_pairs", "data", None, None),
         ("pretrain", "start", "there", "{}/there"),
         ("pretrain", "start", "google-bert/bert-base-uncased", "google-bert/bert-base-uncased"),
         ("pretrain", "start", "latest", "latest"),

@@ -172,32 +172,43 @@ def card_of(source: "Source", how: "Published") -> tuple[str, str]:
     """The card of a model, and a sentence about the scores in it."""
     from tasks.report import for_people, for_programs
     from tasks.reports.model_card import card, finetuned_card
+    from tasks.store.artifacts import artifact_named, is_made
 
     about = source.about
     lineage = source.lineage
     if about["stage"] == "finetune":
         return finetuned_card(about["params"], about["stats"], lineage, how), "The card has its scores."
-    report, runs = newest_report(source)
+    report = newest_report(source)
     if report is None:
         filled = card(about, lineage, how=how)
         return filled, "The card has no scores, since no report of this model is in the store."
     every = lineage | {source.name: about}
-    content = for_programs(report.manifest["params"]["title"], runs, [], source.name, every)
+    runs = inputs_of(report, "runs")
+    model = artifact_named(source.name)
+    judged = [one for one in inputs_of(report, "judged") if is_made(one, {"model": model})]
+    content = for_programs(report.manifest["params"]["title"], runs, judged, source.name, every)
     values = for_people(content, every, runs)
-    filled = card(about, lineage, values["glue"], values["own"], how)
+    filled = card(about, lineage, values["glue"], values["own"], content["minimal_pairs"].values(), how)
     return filled, f"The card has the scores of {report.name}."
 
 
-def newest_report(source: "Source") -> "tuple[Artifact | None, list[Artifact]]":
-    """The newest report of this very model and its finetuning runs, or None."""
-    from tasks.store.artifacts import Artifact, artifact_named, artifacts_of, is_made
+def newest_report(source: "Source") -> "Artifact | None":
+    """The newest report of this very model, or None."""
+    from tasks.store.artifacts import artifact_named, artifacts_of, is_made
 
-    model = Artifact(stage=source.about["stage"], key=source.about["key"])
+    model = artifact_named(source.name)
     for report in reversed(artifacts_of("report")):
-        runs = [artifact_named(name) for name in report.manifest["inputs"]["runs"]]
+        runs = inputs_of(report, "runs")
         if is_made(report, {"runs": runs}) and all(is_made(run, {"start": model}) for run in runs):
-            return report, runs
-    return None, []
+            return report
+    return None
+
+
+def inputs_of(report: "Artifact", name: str) -> "list[Artifact]":
+    """The artifacts that a report was made from, of its input of this name."""
+    from tasks.store.artifacts import artifact_named
+
+    return [artifact_named(given) for given in report.manifest["inputs"].get(name, [])]
 
 
 def needs_code(source: "Source") -> bool:

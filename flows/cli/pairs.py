@@ -7,12 +7,16 @@ from pydantic import ValidationError
 
 from flows.cli.common import console, print_rows, say, shorten
 from model.errors import InputError
+from model.wording import counted
 
 EXAMPLE = "nyu-mll/blimp"
+COLUMNS = ("good", "bad", "group", "field")
 
 
 def pairs(
-    model: Annotated[str, typer.Argument(help="Pretrained model: pretrain/KEY, a key, `latest`, or a folder.")],
+    model: Annotated[
+        str, typer.Argument(help="Pretrained model: pretrain/KEY, a key, `latest`, a folder, or OWNER/NAME of the hub.")
+    ],
     data: Annotated[
         str,
         typer.Argument(
@@ -29,22 +33,35 @@ def pairs(
     field: Annotated[str, typer.Option(help="Column of the field that a group belongs to.")] = "",
     encoding: Annotated[str, typer.Option(help="Of files that aren't UTF-8, such as windows-1252.")] = "",
 ) -> None:
-    """Measure without finetuning how often a pretrained model finds the good sentence of a minimal pair likelier."""
+    """Measure without finetuning how often a model gives the good sentence of a minimal pair the higher probability."""
     from flows.logs import log_to_terminal
     from model.layouts import HEADS
     from tasks.adopt import find_model
     from tasks.minimal_pairs import PairsRun, minimal_pairs
 
     log_to_terminal()
-    columns = {"good": good, "bad": bad, "group": group, "field": field}
+    columns = dict(zip(COLUMNS, (good, bad, group, field), strict=True))
     try:
         params = PairsRun(data=data, per_group=per_group, before=before, encoding=encoding, **columns)
     except ValidationError as error:  # typer has checked all the others
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InputError(f"--encoding: {reason}.") from error
-    scored = minimal_pairs.fn(params, find_model(model, heads=HEADS))
+    try:
+        params.check()
+        scored = minimal_pairs.fn(params, find_model(model, heads=HEADS))
+    except InputError as error:
+        raise type(error)(with_options(str(error))) from error
     stats = scored.stats
     print_rows(stats["table"])
-    say("Accuracy in percent, the mean over groups ± its standard error over pairs; guessing has 50.")
+    say("Accuracy in percent, the mean over groups ± its standard error over pairs. Guessing scores 50.")
+    if stats["ties"]["original"]:
+        say(f"{counted(stats['ties']['original'], 'pair')} tied by the original score, which counts half.")
     say(f"Each sentence stood between [{stats['before'].upper()}] and [SEP].")
     console.print(f"\nminimal_pairs: [bold]{shorten(scored.path)}[/]", soft_wrap=True, highlight=False)
+
+
+def with_options(problem: str) -> str:
+    """A problem with this command's options in place of the fields of a recipe."""
+    for name in (*COLUMNS, "encoding"):
+        problem = problem.replace(f"minimal_pairs.{name}", f"--{name}")
+    return problem.replace("minimal_pairs.data", "DATA")

@@ -71,7 +71,10 @@ def run(
     ] = None,
     use: Annotated[
         list[str] | None,
-        typer.Option(metavar="STAGE=KEY", help="Use an artifact, or a model's folder, for STAGE. May be repeated."),
+        typer.Option(
+            metavar="STAGE=KEY",
+            help="Use an artifact for STAGE; for pretrain also a folder, or OWNER/NAME of the hub. May be repeated.",
+        ),
     ] = None,
     refresh: Annotated[
         list[str] | None,
@@ -214,11 +217,11 @@ def parameters_of(model: "type[BaseModel]", values: dict[str, Any], path: str = 
 def parameters_in(recipe: str, stage: str) -> list[Parameter]:
     """The parameters of a stage, with their values in a recipe or a recipe file."""
     from flows.recipes.deltas import DELTAS
-    from flows.recipes.recipe import Recipe, merge
+    from flows.recipes.recipe import changes_of, fill_in, validated
 
     begun = begin(recipe)
-    values = merge(merge(Recipe().model_dump(), DELTAS[begun.recipe]), begun.override)
-    params = getattr(Recipe.model_validate(values), stage)
+    changes = changes_of(DELTAS[begun.recipe], begun.override)
+    params = getattr(fill_in(validated(changes), changes), stage)
     return list(parameters_of(type(params), params.model_dump(mode="json")))
 
 

@@ -107,7 +107,9 @@ def print_members(members: "list[Member]") -> None:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Pretrained model: pretrain/KEY, a key, `latest`, or a folder.")],
+    model: Annotated[
+        str, typer.Argument(help="Pretrained model: pretrain/KEY, a key, `latest`, a folder, or OWNER/NAME of the hub.")
+    ],
     text: Annotated[
         str, typer.Argument(help="Text: STAGE/KEY (its held-out text, or a corpus), or a file or directory.")
     ],

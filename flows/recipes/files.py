@@ -29,6 +29,7 @@ LONGEST_SHOWN = 40  # characters of what was found
 QUOTES = 'In TOML, text stands in quotes, as in source = "files".'
 PATHS = (("download", "files"),)  # fields that hold paths only
 TASKS = ("finetune", "tasks")  # names, and definitions whose data may be paths
+PAIRS = ("minimal_pairs", "data")  # files, folders and names on the hub
 MODELS = (("pretrain", "start"), ("vocabulary", "start"))  # a folder, or another name of a model
 DATA = (("download", "dataset"), ("finetune", "data"), ("decontaminate", "data"))  # a folder, or a name on the hub
 
@@ -238,6 +239,8 @@ def moved_stage(stage: str, fields: dict[str, Any], folder: Path) -> dict[str, A
             moved[name] = folder_or_name(value, folder)
         elif (stage, name) == TASKS:
             moved[name] = [moved_task(task, folder) for task in value]
+        elif (stage, name) == PAIRS and value:
+            moved[name] = [file_or_name(data, folder) for data in value]
         else:
             moved[name] = value
     return moved
@@ -261,5 +264,10 @@ def moved_task(task: Any, folder: Path) -> Any:
     if not isinstance(task, dict):
         return task
     data = task["data"]
-    is_path = FILE.fullmatch(data) or data.count("/") > 1
-    return task | {"data": within(data, folder) if is_path else folder_or_name(data, folder)}
+    moved = within(data, folder) if data.count("/") > 1 else file_or_name(data, folder)
+    return task | {"data": moved}
+
+
+def file_or_name(data: str, folder: Path) -> str:
+    """The path of data whose name is a file's, whether or not it is there; of other names, as `folder_or_name`."""
+    return within(data, folder) if FILE.fullmatch(data) else folder_or_name(data, folder)

@@ -25,8 +25,8 @@ from tasks.deduplicate import Deduplicate
 from tasks.download import Download
 from tasks.filter import BY_SCRIPT, Filter
 from tasks.finetune import Finetune
-from tasks.glue.own import TAGS, Definition, definitions_in
-from tasks.glue.pairs import HUB_BLIMP
+from tasks.glue.own import RESERVED, TAGS, Definition, definitions_in
+from tasks.glue.pairs import HUB_BLIMP, each_name_once
 from tasks.glue.table import HUB_GLUE
 from tasks.measure import Measure
 from tasks.minimal_pairs import MinimalPairs
@@ -297,15 +297,28 @@ def unused_fields(name: str, override: dict, reached: set[str]) -> list[str]:
 
 def recipe_of(delta: dict, override: dict) -> Recipe:
     """The paper's recipe with a delta and then an override. Raises InputError for invalid fields."""
+    changes = changes_of(delta, override)
+    return fill_in(begin_from_model(validated(changes), override), changes)
+
+
+def changes_of(delta: dict, override: dict) -> dict:
+    """A delta and then an override, as one. If the text becomes your own files, the delta's limits don't hold."""
     download = override.get("download")
     if isinstance(download, dict) and reads_files(download):
         override = override | {"download": dict.fromkeys(LIMITS, 0) | download}  # the recipe's belong to its source
-    changes = merge(delta, override)
+    return merge(delta, override)
+
+
+def validated(changes: dict) -> Recipe:
+    """The paper's recipe with changes. Raises InputError for invalid fields."""
     try:
-        recipe = Recipe.model_validate(merge(Recipe().model_dump(), changes))
+        return Recipe.model_validate(merge(Recipe().model_dump(), changes))
     except ValidationError as error:
         raise InputError(sentences_of(error)) from error
-    recipe = begin_from_model(recipe, override)
+
+
+def fill_in(recipe: Recipe, changes: dict) -> Recipe:
+    """The recipe with the values that follow from other fields, where `changes` to the paper's recipe name none."""
     if recipe.minimal_pairs.data is None:
         recipe = change_stage(recipe, "minimal_pairs", data=usual_pairs(recipe))
     recipe = change_stage(recipe, "decontaminate", **searched_data(recipe))
@@ -331,14 +344,19 @@ def usual_pairs(recipe: Recipe) -> list[str]:
 
 
 def searched_data(recipe: Recipe) -> dict[str, Any]:
-    """What decontamination searches for: the corpus must not have the data that scores the model."""
+    """What decontamination searches for: the corpus must not have the data that scores the model.
+
+    Raises InputError for minimal pairs with the name of a task, since its counts have these names.
+    """
     asked = recipe.decontaminate
     tasks = recipe.finetune.tasks
     own = definitions_in(tasks)
     data = asked.data
     if not data and len(own) < len(tasks):
         data = recipe.finetune.data
-    pairs = [run.pairs() for run in recipe.minimal_pairs.runs()]
+    scored = [run.pairs() for run in recipe.minimal_pairs.runs()]
+    names_of_tasks = RESERVED | {task.name for task in own}
+    pairs = each_name_once([*asked.pairs, *scored], names_of_tasks)
     return {"data": data, "tasks": list(dict.fromkeys([*asked.tasks, *own])), "pairs": pairs}
 
 

@@ -46,7 +46,7 @@ def choose(
     elif asked:
         what = f"no column {shown_name(asked)}"
     else:
-        what = f"no column named {' or '.join(usual)}"
+        what = f"none of the columns {', '.join(usual)}"
     raise InputError(f"{where} has {what}. {advice} Its columns: {list_names(columns) or 'none'}.")
 
 

@@ -1,7 +1,9 @@
 """Accuracies on minimal pairs: how often a model finds the good sentence likelier, in all, by part, field and group.
 
 A tie counts as half, where the pipelines of the BabyLM challenge (2025, 2026) count it as right. The score of a set is
-the unweighted mean of its groups' accuracies, as there.
+the unweighted mean of its groups' accuracies, as there. Its standard error is over pairs. In each group the variance is
+that of its pairs and of one half of a pair more at either end of the scale (Jeffreys' prior), so that a few pairs that
+are all right don't seem certain.
 """
 
 import math
@@ -31,15 +33,15 @@ class Accuracy(NamedTuple):
     """The unweighted mean of the accuracies of groups, times 100, and its standard error over pairs."""
 
     value: float
-    standard_error: float | None  # None if a group has one pair
+    standard_error: float
 
     def half(self) -> float:
-        """Half of the 95 % interval; half of the scale if it is not known, so that nothing follows from it."""
-        return CHANCE if self.standard_error is None else NORMAL * self.standard_error
+        """Half of the 95 % interval."""
+        return NORMAL * self.standard_error
 
     def is_above(self, value: float) -> bool:
         """Whether it is above a number by more than chance."""
-        return self.standard_error is not None and self.value - self.half() > value
+        return self.value - self.half() > value
 
 
 def is_right(scored: "pd.DataFrame", metric: str) -> np.ndarray:
@@ -52,17 +54,21 @@ def is_likelier(good: np.ndarray, bad: np.ndarray) -> np.ndarray:
     return (np.sign(good - bad) + 1) / 2
 
 
-def accuracy_of(right: np.ndarray, groups: Sequence[str] | np.ndarray) -> Accuracy:
-    """The accuracy of pairs, or of their differences between two models. right: (pairs,), groups: that of each."""
+def accuracy_of(right: np.ndarray, groups: Sequence[str] | np.ndarray, lowest: float = 0.0) -> Accuracy:
+    """The accuracy of pairs, or of their differences between two models.
+
+    right: (pairs,); groups: (pairs,) that of each; lowest: the lower end of the scale, whose upper end is 1.
+    """
     _, numbers = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
     counts = np.bincount(numbers)
-    means = np.bincount(numbers, right) / counts
-    squares = np.bincount(numbers, (right - means[numbers]) ** 2)
-    error = None
-    if counts.min() > 1:
-        variances = squares / (counts - 1) / counts  # of the mean of each group
-        error = round(100 * math.sqrt(variances.sum()) / len(counts), 4)
-    return Accuracy(round(100 * float(means.mean()), 4), error)
+    totals = np.bincount(numbers, right)
+    squares = np.bincount(numbers, right**2)
+    likely_means = (totals + (lowest + 1) / 2) / (counts + 1)
+    likely_squares = (squares + (lowest**2 + 1) / 2) / (counts + 1)
+    variances = (likely_squares - likely_means**2) / counts  # of the mean of each group
+    value = 100 * float((totals / counts).mean())
+    error = 100 * math.sqrt(variances.sum()) / len(counts)
+    return Accuracy(round(value, 4), round(error, 4))
 
 
 def main_accuracy(stats: dict[str, Any]) -> Accuracy:
@@ -139,5 +145,5 @@ def row_of(name: str, about: dict[str, Any]) -> dict[str, Any]:
     row = {"pairs of": name, "groups": about["groups"], "pairs": about["pairs"]}
     for metric in METRICS:
         value, error = about[metric].values()
-        row[METRIC_WORDS[metric]] = f"{value:.1f}" if error is None else f"{value:.1f} ± {error:.1f}"
+        row[METRIC_WORDS[metric]] = f"{value:.1f} ± {error:.1f}"
     return row

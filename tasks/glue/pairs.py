@@ -7,8 +7,7 @@ import functools
 import hashlib
 import logging
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from model.errors import InputError, Unreachable
+from model.wording import counted
 from tasks.corpus import hub
 from tasks.corpus.columns import choose, shown_name, value_at
 from tasks.corpus.containers import Encoding
@@ -47,6 +47,7 @@ USUAL = {  # names of columns, in small letters; those of BLiMP first
 }
 SIDES = ("good", "bad")
 OPTIONAL = ("group", "field")
+LARGEST_SHARE = 0.01  # of pairs with a fault, from which on a warning is logged
 log = logging.getLogger(__name__)
 
 
@@ -64,6 +65,10 @@ class PairSet(BaseModel, frozen=True, extra="forbid"):
         """Digests of local files by name, or the hub's revision, in place of the data's location."""
         columns = self.model_dump(include={*USUAL, "encoding"}, exclude_defaults=True)
         return columns | {"data": identity_of_files(self.data)}
+
+    def identity_of_sentences(self) -> dict:
+        """The same without the names of groups and fields."""
+        return {name: value for name, value in self.identity().items() if name not in OPTIONAL}
 
 
 def is_local(data: str) -> bool:
@@ -168,6 +173,7 @@ def _read(pairs: PairSet, _identity: str) -> "pd.DataFrame":
         tables.append(read_file(pairs, path, name))
     table = pd.concat(tables, ignore_index=True).sort_values("group", kind="stable", ignore_index=True)
     table.insert(2, "row", table.groupby("group").cumcount())
+    warn_of_repeated(table, name_of(pairs.data))
     if pairs.data == HUB_BLIMP.repository and digest_of(table) != BLIMP_DIGEST:
         raise InputError(
             f"{pairs.data} has {len(table):,} pairs of {table['group'].nunique()} paradigms here; expected the 67,000 "
@@ -175,6 +181,22 @@ def _read(pairs: PairSet, _identity: str) -> "pd.DataFrame":
             f"{HUB_BLIMP.instead}."
         )
     return table
+
+
+def warn_of_repeated(table: "pd.DataFrame", name: str) -> None:
+    """Log a warning of sentences that are good and bad at once, and of pairs that a group has several times."""
+    same = int((table["good"] == table["bad"]).sum())
+    if same > LARGEST_SHARE * len(table):
+        log.warning(
+            "In %s of %s in %s both sentences are the same, so the pair is a tie.",
+            f"{same:,}", counted(len(table), "pair"), name,
+        )  # fmt: skip
+    again = int(table.duplicated(["group", *SIDES]).sum())
+    if again > LARGEST_SHARE * len(table):
+        log.warning(
+            "%s of %s in %s repeat another one of their group, so standard errors are too small.",
+            f"{again:,}", counted(len(table), "pair"), name,
+        )  # fmt: skip
 
 
 def read_file(pairs: PairSet, path: Path, where: str) -> "pd.DataFrame":
@@ -226,11 +248,11 @@ def text_of(row: dict, name: str, column: str, where: str, number: int) -> str:
     """The text in a column, which is the one for `name` of USUAL. Raises InputError if there is none."""
     value = value_at(row, column)
     if name in OPTIONAL and type(value) is int:  # the number of a group
-        return str(value)
+        value = str(value)
     if not isinstance(value, str) or not value.strip():
         found = "nothing" if not isinstance(value, (int, float)) else repr(value)
         raise InputError(f"{where}: row {number:,} has {found} in column {column}; expected text. Correct it.")
-    return value
+    return value.strip() if name in OPTIONAL else value
 
 
 def name_of(data: str) -> str:
@@ -238,6 +260,24 @@ def name_of(data: str) -> str:
     if data.strip("/") == HUB_BLIMP.repository:
         return BLIMP
     return stem_of(os.path.abspath(Path(data).expanduser()))  # such as that of the current folder, if it is "."
+
+
+def each_name_once(found: Iterable[PairSet], taken: Collection[str]) -> list[PairSet]:
+    """The sets, each name once, with the columns of its last mention.
+
+    Raises InputError for a set with a name that is taken, and for two sets of one name.
+    """
+    by_name: dict[str, PairSet] = {}
+    for one in found:
+        name = name_of(one.data)
+        if name in taken:
+            raise InputError(f"{one.data} has minimal pairs and the name of a task, {name}. Rename it.")
+        if name in by_name and by_name[name].data != one.data:
+            raise InputError(
+                f"{by_name[name].data} and {one.data} are two sets of minimal pairs of one name. Rename one."
+            )
+        by_name[name] = one
+    return list(by_name.values())
 
 
 @functools.cache  # the answer enters a key, so it must stay the same throughout a run
@@ -284,14 +324,16 @@ def are_permutations(table: "pd.DataFrame") -> np.ndarray:
     """(pairs,) whether the two sentences of each have the same words, in another order."""
     same = []
     for good, bad in zip(table["good"], table["bad"], strict=True):
-        same.append(good != bad and words_of(good) == words_of(bad))
+        words_of_good = words_of(good)
+        words_of_bad = words_of(bad)
+        same.append(words_of_good != words_of_bad and sorted(words_of_good) == sorted(words_of_bad))
     return np.array(same)
 
 
-def words_of(sentence: str) -> Counter[str]:
-    """How often each word is in a sentence, without capitals and punctuation."""
+def words_of(sentence: str) -> list[str]:
+    """The words of a sentence, in order, without capitals and punctuation."""
     found = WORD.findall(sentence.lower())
-    return Counter(word for word in found if any(map(str.isalnum, word)))
+    return [word for word in found if any(map(str.isalnum, word))]
 
 
 def draw(table: "pd.DataFrame", most: int) -> "pd.DataFrame":

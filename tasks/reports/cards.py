@@ -76,10 +76,8 @@ def pairs_card(judged: dict) -> Card:
     """The accuracy on a set of minimal pairs. `judged`: its statistics."""
     accuracy = main_accuracy(judged)
     what = f"{judged['set']}, minimal pairs whose good sentence is likelier (%)"
-    facts = [f"chance {CHANCE:.0f}"]
-    if accuracy.standard_error is not None:
-        facts.insert(0, f"± {accuracy.standard_error:.1f} over the pairs")
-    return Card(f"{accuracy.value:.1f}", what, "; ".join(facts))
+    facts = f"± {accuracy.standard_error:.1f} over the pairs; chance {CHANCE:.0f}"
+    return Card(f"{accuracy.value:.1f}", what, facts)
 
 
 # The held-out loss

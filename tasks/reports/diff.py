@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from model.errors import InputError
 from tasks.corpus.parts import TOTAL, document_at, row_name
-from tasks.glue.pair_scores import METRIC_WORDS, NORMAL, accuracy_of
+from tasks.glue.pair_scores import METRIC_WORDS, NORMAL, accuracy_of, parts_of
+from tasks.glue.pair_scores import METRICS as PAIR_METRICS
 from tasks.reports.losses import nats, vocabularies_differ
-from tasks.reports.pairs import difference_of, read_pairs, right_in
+from tasks.reports.pairs import are_same_pairs, difference_of, read_pairs, right_in
 from tasks.reports.rows import ScoreRow
 from tasks.reports.scores import COLUMNS, METRICS, glue_rows, label
 from tasks.store.artifacts import Artifact
@@ -134,35 +135,34 @@ def measured_loss(heldout: dict, too_high: float) -> Measured:
 
 
 def compare_pairs(a: Artifact, b: Artifact) -> list[dict[str, str]]:
-    """How the accuracies of two models differ, pair by pair: a row for each score, then for each field.
+    """How the accuracies of two models differ, pair by pair: a row for each part of the set, then for each field.
 
-    Raises InputError unless both scored the same pairs.
+    Fields are those of A, or of B if A names none. Raises InputError unless both scored the same pairs.
     """
     for artifact in (a, b):
         verify(artifact)
     tables = (read_pairs(a), read_pairs(b))
-    whole = [pair_row("all", tables)]
-    if all("filtered" in table for table in tables):
-        whole.append(pair_row("filtered", [table[table["filtered"]] for table in tables]))
-    fields = sorted(set(tables[0]["field"]) - {""})
-    return whole + [pair_row(field, [table[table["field"] == field] for table in tables]) for field in fields]
+    if not are_same_pairs(*(right_in(table, PAIR_METRICS[0]) for table in tables)):
+        raise InputError(
+            "The two artifacts scored different pairs, or in different groups. Compare models on the same set "
+            "(minimal_pairs.data)."
+        )
+    rows = [pair_row(part, [table[chosen] for table in tables]) for part, chosen in parts_of(tables[0]).items()]
+    field = tables[0]["field"] if tables[0]["field"].any() else tables[1]["field"]
+    for name in sorted(set(field) - {""}):
+        rows.append(pair_row(name, [table[field == name] for table in tables]))
+    return rows
 
 
 def pair_row(name: str, tables: Sequence["pd.DataFrame"]) -> dict[str, str]:
     """The accuracies of two models on the same pairs, and their difference with its standard error, by both metrics."""
     row = {"pairs of": name}
     for metric, words in METRIC_WORDS.items():
-        of_a = right_in(tables[0], metric)
-        of_b = right_in(tables[1], metric)
+        of_a, of_b = (right_in(table, metric) for table in tables)
         difference = difference_of(of_b, of_a)
-        if difference is None:
-            raise InputError(
-                "The two artifacts scored different pairs. Compare models on the same set (minimal_pairs.data)."
-            )
         row[f"{words} A"] = f"{accuracy_of(of_a.right, of_a.groups).value:.1f}"
         row[f"{words} B"] = f"{accuracy_of(of_b.right, of_b.groups).value:.1f}"
-        error = "" if difference.standard_error is None else f" ± {difference.standard_error:.1f}"
-        row[f"{words} B - A"] = f"{difference.value:+.1f}{error}"
+        row[f"{words} B - A"] = f"{difference.value:+.1f} ± {difference.standard_error:.1f}"
     return row
 
 

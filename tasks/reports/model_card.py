@@ -4,6 +4,7 @@ Cards are made from the manifests of everything that led to the model. The hub s
 """
 
 import json
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from model.clock import about_stops
@@ -17,6 +18,7 @@ from tasks.glue.table import PROBES, Task, task_of
 from tasks.reports.funnel import overlap, stage_of, text_sections
 from tasks.reports.losses import doubts, nats
 from tasks.reports.markdown import Marked, code, render
+from tasks.reports.pairs import card_table
 from tasks.reports.rows import ScoreRow
 from tasks.reports.rules import beginning
 from tasks.reports.scores import HELPERS, METRICS, WEAK, data_notes, is_partial, settings, settings_rows
@@ -218,13 +220,18 @@ def normaliser(lineage: dict[str, dict]) -> dict:
 
 
 def card(
-    about: dict, lineage: dict[str, dict], glue: dict | None = None, own: dict | None = None, how: Published = ARTIFACT
+    about: dict,
+    lineage: dict[str, dict],
+    glue: dict | None = None,
+    own: dict | None = None,
+    judged: Iterable[dict] = (),
+    how: Published = ARTIFACT,
 ) -> str:
     """The card of a pretrained model.
 
     `about`: `stage`, `params`, `stats` and `environment` of its pretrain stage, as in its manifest. `lineage`: the
     manifests of what led to it, by name, with or without its own. `glue`, `own`: its scores, from `score_section` and
-    `own_section`.
+    `own_section`. `judged`: the statistics of sets of minimal pairs.
     """
     before = {name: manifest for name, manifest in lineage.items() if manifest["stage"] != "pretrain"}
     lineage = before | {"pretrain": about}
@@ -245,6 +252,7 @@ def card(
         "environment": about["environment"],
         "glue": glue,
         "own": own,
+        "pairs": card_table(judged),
         "pictures": (),
         "lineage_tree": tree(before),
     }

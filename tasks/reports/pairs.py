@@ -16,15 +16,27 @@ from tasks.glue.pair_scores import (
     is_right,
     parts_and_fields,
 )
-from tasks.glue.pairs import SIDES
+from tasks.glue.pairs import BLIMP, SIDES
 from tasks.reports import published
-from tasks.reports.markdown import Marked, escape, records, short
-from tasks.reports.published import BABYLM_2025, FULL, PUBLISHED_BLIMP
+from tasks.reports.markdown import Marked, records, short
+from tasks.reports.published import (
+    BABYLM_2025,
+    FULL,
+    PUBLISHED_BLIMP,
+    SCORERS,
+    PublishedBlimp,
+    blimp_footnotes,
+    published_name,
+    sources_of,
+)
 from tasks.reports.rows import PairLine
+from tasks.reports.sections import cost_of
 from tasks.store.artifacts import Artifact
 
 if TYPE_CHECKING:
     import pandas as pd
+
+BOTH_SIDES = "both sides"  # what a masked model reads of a token's context
 
 
 def accuracies_in(about: dict[str, Any]) -> tuple[Accuracy, ...]:
@@ -37,48 +49,96 @@ def lines_of(stats: dict[str, Any]) -> list[PairLine]:
     return [PairLine(name, accuracies_in(about)) for name, about in parts_and_fields(stats)]
 
 
-def section_of(stats: dict[str, Any], number: int) -> dict[str, Any]:
-    """What the page shows of a set of pairs. `stats`: of its artifact; `number`: of its picture."""
+def section_of(stats: dict[str, Any], number: int, model: Mapping) -> dict[str, Any]:
+    """What the page shows of a set of pairs.
+
+    stats: of its artifact; number: of its picture; model: the parameters and statistics of pretraining.
+    """
     filtered = stats["parts"].get(FILTERED)
-    return {
+    section = {
         "name": stats["set"],
         "picture": picture_name(number),
         "stats": stats,
         "all": stats["parts"][EVERY],
         "filtered": filtered,
-        "babylm": records(babylm_table(filtered)) if filtered else "",
-        "others": records(others_table(stats["parts"][EVERY])) if filtered else "",
         "parts": records(table_of(parts_and_fields(stats), "pairs of")),
         "groups": records(table_of(stats["by_group"].items(), "group")),
     }
+    if filtered:
+        section["babylm"] = babylm_table(filtered, model)
+        section["other_rules"] = other_rules_table()
+        section["others"] = others_table(stats["parts"][EVERY])
+    return section
 
 
-def babylm_table(filtered: dict[str, Any]) -> list[dict[str, Any]]:
-    """Our score beside those of the BabyLM challenge by the same rule: the smaller track first, the best first."""
-    rows: list[dict[str, Any]] = [{"model": Marked("**this run**"), "accuracy": f"{filtered[METRICS[0]]['value']:.1f}"}]
-    known = [row for row in PUBLISHED_BLIMP if row.scorer == BABYLM_2025 and row.pairs == published.FILTERED]
-    for row in sorted(known, key=lambda row: (row.track, -row.score)):
-        about = {
-            "accuracy": f"{row.score:.1f}",
-            "words at most": short(row.track) if row.track else None,
-            "epochs at most": row.epochs,
-            "parameters": short(row.parameters) if row.parameters else None,
-            "reads": "left to right" if row.causal else "both sides",
-        }
-        rows.append({"model": Marked(f"*{escape(row.model)}*")} | about)
-    return rows
+class PublishedTable(NamedTuple):
+    """A table with published rows, and a footnote for each of their sources."""
+
+    table: Marked
+    footnotes: list[str]
 
 
-def others_table(every: dict[str, Any]) -> list[dict[str, Any]]:
-    """Our scores on all of BLiMP beside published ones."""
+def babylm_table(filtered: dict[str, Any], model: Mapping) -> PublishedTable:
+    """Our score beside those of the BabyLM challenge by the same rule: the smaller track first, the best first.
+
+    filtered: our accuracies on BabyLM's part of BLiMP; model: as for `section_of`.
+    """
+    words = model.get("words")
+    epochs = model.get("epochs")
+    ours = {
+        "model": Marked("**this run**"),
+        "accuracy": f"{filtered[METRICS[0]]['value']:.1f}",
+        "words": f"≤ {short(words)}" if words else None,
+        "epochs": f"{epochs:.3g}" if epochs else None,
+        "parameters": short(model["parameters"]),
+        "reads": BOTH_SIDES,
+        "pretraining": cost_of(model),
+    }
+    rows = [row for row in PUBLISHED_BLIMP if row.scorer == BABYLM_2025]
+    rows.sort(key=lambda row: (row.track, -row.score))
+    return PublishedTable(records([ours, *babylm_lines(rows)]), blimp_footnotes(rows))
+
+
+def babylm_lines(rows: Sequence[PublishedBlimp]) -> list[dict[str, Any]]:
+    """Lines of published scores on BabyLM's part of BLiMP. Words and epochs are the most that the rules allowed."""
+    sources = sources_of(rows)
+    lines = []
+    for row in rows:
+        lines.append(
+            {
+                "model": published_name(row, sources),
+                "accuracy": f"{row.score:.1f}",
+                "words": f"≤ {short(row.track)}" if row.track else None,
+                "epochs": f"≤ {row.epochs}" if row.epochs else None,
+                "parameters": short(row.parameters) if row.parameters else None,
+                "reads": "left to right" if row.causal else BOTH_SIDES,
+            }
+        )
+    return lines
+
+
+def other_rules_table() -> PublishedTable:
+    """Scores on BabyLM's part of BLiMP that were found by other rules, with these; none compares with ours."""
+    rows = [row for row in PUBLISHED_BLIMP if row.pairs == published.FILTERED and row.scorer != BABYLM_2025]
+    lines = babylm_lines(rows)
+    for line, row in zip(lines, rows, strict=True):
+        line["rule"] = SCORERS[row.scorer]
+    table = records(lines, ["model", "accuracy", "words", "epochs", "parameters", "rule"])
+    return PublishedTable(table, blimp_footnotes(rows))
+
+
+def others_table(every: dict[str, Any]) -> PublishedTable:
+    """Our scores on all of BLiMP beside published ones, in a column for each rule."""
     ours = {METRIC_WORDS[metric]: f"{every[metric]['value']:.1f}" for metric in METRICS}
-    rows: list[dict[str, Any]] = [{"model": Marked("**this run**")} | ours]
+    rows = [row for row in PUBLISHED_BLIMP if row.pairs == FULL]
+    sources = sources_of(rows)
     of_model: dict[str, dict[str, Any]] = {}
-    for row in PUBLISHED_BLIMP:
-        if row.pairs == FULL:
-            own = of_model.setdefault(row.model, {"model": Marked(f"*{escape(row.model)}*")})
-            own[row.scorer] = f"{row.score:.1f}"
-    return rows + list(of_model.values())
+    for row in rows:
+        line = of_model.setdefault(row.model, {"model": published_name(row, sources)})
+        line[row.scorer] = f"{row.score:.1f}"
+    rules = dict.fromkeys([*METRIC_WORDS.values(), *(row.scorer for row in rows)])
+    lines = [{"model": Marked("**this run**")} | ours, *of_model.values()]
+    return PublishedTable(records(lines, ["model", *rules]), blimp_footnotes(rows))
 
 
 def picture_name(number: int) -> str:
@@ -96,11 +156,18 @@ def table_of(parts: Iterable[tuple[str, dict[str, Any]]], title: str) -> list[di
         row["pairs"] = about["pairs"]
         for metric, accuracy in zip(METRICS, accuracies_in(about), strict=True):
             row[METRIC_WORDS[metric]] = f"{accuracy.value:.1f}"
-            row[f"± {METRIC_WORDS[metric]}"] = None
-            if accuracy.standard_error is not None:
-                row[f"± {METRIC_WORDS[metric]}"] = f"{accuracy.standard_error:.1f}"
+            row[f"± {METRIC_WORDS[metric]}"] = f"{accuracy.standard_error:.1f}"
         rows.append(row)
     return rows
+
+
+def card_table(judged: Iterable[dict[str, Any]]) -> Marked | None:
+    """The accuracies on sets of pairs for a model card, which names no file or field of yours; None without any set."""
+    rows: list[dict[str, Any]] = []
+    for stats in judged:
+        name = stats["set"] if stats["set"] == BLIMP else "own pairs"
+        rows += table_of([(f"{name}, {part}", about) for part, about in stats["parts"].items()], "pairs of")
+    return records(rows) if rows else None
 
 
 # Scores of one model in a study
@@ -171,11 +238,14 @@ def right_in(table: "pd.DataFrame", metric: str) -> Right:
     return Right(is_right(table, metric), table["group"].to_numpy(), table[[*SIDES]].to_numpy())
 
 
-def difference_of(of_a: Right, of_b: Right) -> Accuracy | None:
-    """The accuracy of one model less that of another, with its standard error; None if their pairs are not the same."""
-    if not (np.array_equal(of_a.groups, of_b.groups) and np.array_equal(of_a.sentences, of_b.sentences)):
-        return None
-    return accuracy_of(of_a.right - of_b.right, of_a.groups.tolist())
+def are_same_pairs(of_a: Right, of_b: Right) -> bool:
+    """Whether two models scored the same pairs in the same groups."""
+    return np.array_equal(of_a.groups, of_b.groups) and np.array_equal(of_a.sentences, of_b.sentences)
+
+
+def difference_of(of_a: Right, of_b: Right) -> Accuracy:
+    """The accuracy of one model less that of another on the same pairs, with its standard error."""
+    return accuracy_of(of_a.right - of_b.right, of_a.groups, lowest=-1.0)
 
 
 def paired_halves(run: str, rights: Mapping[str, Right]) -> dict[str, float]:
@@ -185,8 +255,6 @@ def paired_halves(run: str, rights: Mapping[str, Right]) -> dict[str, float]:
     """
     halves = {}
     for other, theirs in rights.items():
-        if other != run:
-            difference = difference_of(rights[run], theirs)
-            if difference is not None:
-                halves[other] = difference.half()
+        if other != run and are_same_pairs(rights[run], theirs):
+            halves[other] = difference_of(rights[run], theirs).half()
     return halves

@@ -4,10 +4,11 @@ A number stands in the column of a metric only if it was published in that metri
 ways say so, and never stand in one chart.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tasks.glue import metrics
+from tasks.reports.markdown import Marked, escape
 
 # GLUE
 
@@ -30,6 +31,22 @@ class Published(NamedTuple):
     average_of: str = ""
     others: tuple[tuple[str, float], ...] = ()  # numbers of the row that fit no column: task and metric, value
     note: str = ""  # another sentence
+
+
+class PublishedBlimp(NamedTuple):
+    """A published score on BLiMP. Compare rows only if they have the same `scorer` and the same `pairs`."""
+
+    model: str
+    score: float  # the share of pairs whose better sentence was chosen, times 100; chance is 50
+    scorer: str  # a key of SCORERS
+    pairs: int  # FILTERED or FULL
+    source: str
+    track: int | None = None  # words of text that the rules of BabyLM's track allow; None: in no track
+    epochs: int | None = None  # over these words: the most that was allowed, or as many as were made; None: no limit
+    parameters: float | None = None  # None: not found
+    shape: str = ""  # layers x width; empty: not found
+    causal: bool = False  # scored from left to right; otherwise by masks
+    note: str = ""
 
 
 def _by_column(*values: float) -> dict[str, float]:
@@ -119,9 +136,14 @@ def in_picture(parameters: float) -> dict[str, dict[str, float]]:
     return {row.model: row.scores for row in rows if row.split == DEV and row.model in IN_PICTURE}
 
 
-def sources_of(rows: Iterable[Published]) -> list[str]:
+def sources_of(rows: Iterable[Published] | Iterable[PublishedBlimp]) -> list[str]:
     """The sources of rows, each once; footnotes count from 1 in this order."""
     return list(dict.fromkeys(row.source for row in rows))
+
+
+def published_name(row: Published | PublishedBlimp, sources: list[str]) -> Marked:
+    """The name of a published model, with the number of its source."""
+    return Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
 
 
 def footnotes(rows: list[Published]) -> list[str]:
@@ -200,22 +222,6 @@ SCORERS = {  # of BLiMP: how the better sentence of a pair is chosen
 }
 
 
-class PublishedBlimp(NamedTuple):
-    """A published score on BLiMP. Compare rows only if they have the same `scorer` and the same `pairs`."""
-
-    model: str
-    score: float  # the share of pairs whose better sentence was chosen, times 100; chance is 50
-    scorer: str  # a key of SCORERS
-    pairs: int  # FILTERED or FULL
-    source: str
-    track: int | None = None  # words of text that the rules of BabyLM's track allow; None: in no track
-    epochs: int | None = None  # over these words: the most that was allowed, or as many as were made; None: no limit
-    parameters: float | None = None  # None: not found
-    shape: str = ""  # layers x width; empty: not found
-    causal: bool = False  # scored from left to right; otherwise by masks
-    note: str = ""
-
-
 SMALL_TRACK = 10_000_000
 TRACK = 100_000_000
 PIPELINE_2024 = "the README of babylm/evaluation-pipeline-2024"
@@ -272,3 +278,13 @@ PUBLISHED_BLIMP = [
     PublishedBlimp("RoBERTa-base", 85.4, ORIGINAL, FULL, KAUF, parameters=125e6, shape="12 x 768"),
     PublishedBlimp("RoBERTa-base", 86.7, WITHIN_WORD, FULL, KAUF, parameters=125e6, shape="12 x 768"),
 ]  # fmt: skip
+
+
+def blimp_footnotes(rows: Sequence[PublishedBlimp]) -> list[str]:
+    """The sources of rows in the order of `sources_of`, each with what is to be said of its rows."""
+    notes = []
+    for source in sources_of(rows):
+        facts = [f"{row.model}: {row.note}" for row in rows if row.source == source and row.note]
+        about = f": {'; '.join(dict.fromkeys(facts))}" if facts else ""
+        notes.append(f"{source[0].upper()}{source[1:]}{about}.")
+    return notes

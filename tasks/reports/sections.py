@@ -10,7 +10,17 @@ from model.settings import Finetuning
 from model.wording import duration
 from tasks.glue.table import Task
 from tasks.reports.markdown import Marked, escape, records, short, table
-from tasks.reports.published import DEV, PAPER, SMALL, Published, footnotes, is_small, read_twice, sources_of
+from tasks.reports.published import (
+    DEV,
+    PAPER,
+    SMALL,
+    Published,
+    footnotes,
+    is_small,
+    published_name,
+    read_twice,
+    sources_of,
+)
 from tasks.reports.rows import CurvePoint, ScoreRow
 from tasks.reports.scores import (
     COLUMNS,
@@ -157,11 +167,6 @@ def own_lines(title: str, own: list[ScoreRow], random: list[ScoreRow]) -> list[d
     majority = {row["column"]: mark_score(row["majority"][row["metric"]], row["partial"]) for row in own}
     lines.append({"model": "majority class or mean (this data)", **majority})
     return lines
-
-
-def published_name(row: Published, sources: list[str]) -> Marked:
-    """The name of a published model, with the number of its source."""
-    return Marked(f"*{escape(row.model)}* (published \\[{sources.index(row.source) + 1}\\])")
 
 
 def score_line(name: str, rows: list[ScoreRow]) -> dict[str, object]:
