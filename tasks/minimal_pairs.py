@@ -1,4 +1,4 @@
-"""Minimal pairs: how often a pretrained model finds the good sentence of two likelier, without finetuning.
+"""Minimal pairs: how often a pretrained model prefers the good sentence of two, without finetuning.
 
 Reads   a pretrain artifact; a set of pairs, such as BLiMP (tasks/glue/pairs.py)
 Writes  pairs.parquet   a row for each pair: group, field, row, the sentences and their tokens, whether they are
@@ -100,7 +100,7 @@ class PairsRun(PairSet, Params, frozen=True, extra="forbid"):
 
 @stage(version=5, resumes=True)
 def minimal_pairs(params: PairsRun, model: Artifact, out: Path) -> dict:
-    """Score both sentences of every pair, and count how often the good one is likelier."""
+    """Score both sentences of every pair, and count how often the good one has the higher probability."""
     refuse_new_head(model)
     every = sets.read(params.pairs())
     table = sets.draw(every.assign(**facts_of(every)), params.per_group)

@@ -619,6 +619,10 @@ def test_pairs_that_decontaminate_names_are_searched_for_with_those_that_are_sco
     asked = {"decontaminate": {"pairs": [{"data": str(paths["one"])}]}, "minimal_pairs": {"data": [str(paths["two"])]}}
     searched = resolve("demo", asked).decontaminate.pairs
     assert [one.data for one in searched] == [str(paths["one"]), str(paths["two"])]
+    (tmp_path / "other").mkdir()
+    namesake = str(paths["two"].rename(tmp_path / "other" / "one.csv"))
+    with pytest.raises(InputError, match=r"one\.csv.*other/one\.csv"):
+        resolve("demo", asked | {"minimal_pairs": {"data": [namesake]}})
     twice = asked | {"minimal_pairs": {"data": [str(paths["one"])], "group": "kind"}}
     assert [one.group for one in resolve("demo", twice).decontaminate.pairs] == ["kind"]
 

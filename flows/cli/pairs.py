@@ -1,4 +1,4 @@
-"""`cram pairs`: how often a pretrained model finds the good sentence of two likelier."""
+"""`cram pairs`: how often a pretrained model prefers the good sentence of two."""
 
 from typing import Annotated, Literal
 

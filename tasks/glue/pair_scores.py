@@ -1,4 +1,4 @@
-"""Accuracies on minimal pairs: how often a model finds the good sentence likelier, in all, by part, field and group.
+"""Accuracies on minimal pairs: how often a model prefers the good sentence, in all, by part, field and group.
 
 A tie counts as half, where the pipelines of the BabyLM challenge (2025, 2026) count it as right. The score of a set is
 the unweighted mean of its groups' accuracies, as there. Its standard error is over pairs. In each group the variance is

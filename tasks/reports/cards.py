@@ -75,7 +75,7 @@ def score_card(one: Comparison) -> Card:
 def pairs_card(judged: dict) -> Card:
     """The accuracy on a set of minimal pairs. `judged`: its statistics."""
     accuracy = main_accuracy(judged)
-    what = f"{judged['set']}, minimal pairs whose good sentence is likelier (%)"
+    what = f"{judged['set']}, minimal pairs whose good sentence the model prefers (%)"
     facts = f"± {accuracy.standard_error:.1f} over the pairs; chance {CHANCE:.0f}"
     return Card(f"{accuracy.value:.1f}", what, facts)
 
