@@ -58,13 +58,22 @@ def parser(about: str, **options: dict) -> argparse.ArgumentParser:
 
 def positive(text: str) -> int:
     """A whole number above 0."""
-    if (value := int(text)) < 1:
+    value = int(text)
+    if value < 1:
         raise ValueError
     return value
 
 
+def new_file(text: str) -> Path:
+    """The path of a file to be written, from an option: in a folder that exists, since the numbers come at the end."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}; create it")
+    return path
+
+
 SIZE_OPTIONS = {name: {"type": positive, "help": "instead of the recipe's"} for name in (*SIZES, "vocabulary")}
-JSON_OPTION = {"type": Path, "help": "where to write all numbers as JSON"}
+JSON_OPTION = {"type": new_file, "help": "where to write all numbers as JSON"}
 
 
 def measure_with(script: Callable[[], None], *options: object) -> None:
@@ -114,7 +123,7 @@ def settings(recipe: str, changes: dict) -> tuple[Architecture, Training]:
 
 def sizes_given(given: argparse.Namespace) -> dict:
     """The architecture's fields that the command line names."""
-    return {name: value for name in SIZES if (value := getattr(given, name))}
+    return {name: getattr(given, name) for name in SIZES if getattr(given, name)}
 
 
 def entries(recipe: str, given: argparse.Namespace) -> int:

@@ -89,7 +89,8 @@ def glue(given: argparse.Namespace) -> None:
 def finetune(given: argparse.Namespace, runs: Runs, tasks: list[str] | None, seeds: int) -> list[dict]:
     """Finetune each model with each seed on these tasks, or on all that were packed; a row for each."""
     packed = carried.read_examples(given.data)
-    if unknown := [task for task in tasks or () if task not in packed]:
+    unknown = [task for task in tasks or () if task not in packed]
+    if unknown:
         raise InputError(f"There is no task {', '.join(unknown)} in {given.data}, which has {', '.join(packed)}.")
     rows = []
     for home, run in runs.items():

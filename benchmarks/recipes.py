@@ -96,9 +96,11 @@ def identity(corpus: Corpus) -> str:
 def corpora(texts: list[str], names: list[str]) -> dict[str, Corpus]:
     """The data of each recipe, from DIR for all, NAME=DIR for one. Raises InputError if held-out documents differ."""
     given = {name: folder for name, _, folder in (text.rpartition("=") for text in texts)}
-    if unknown := sorted(given.keys() - {"", *names}):
+    unknown = sorted(given.keys() - {"", *names})
+    if unknown:
         raise InputError(f"--data names {', '.join(unknown)}, which is no recipe here: {', '.join(names)}.")
-    if missing := [name for name in names if name not in given and "" not in given]:
+    missing = [name for name in names if name not in given and "" not in given]
+    if missing:
         raise InputError(f"There is no data for {', '.join(missing)}. Add --data DIR.")
     folders = {folder: read(Path(folder)) for folder in set(given.values())}
     chosen = {name: folders[given.get(name, given.get(""))] for name in names}

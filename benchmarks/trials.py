@@ -226,10 +226,12 @@ class Bench:
     def store(self, *stages: str) -> Store:
         """A new one with the first run's artifacts of these stages."""
         self.made += 1
-        (folder := self.folder / f"{self.made:03}").mkdir()
+        folder = self.folder / f"{self.made:03}"
+        folder.mkdir()
         if stages:  # in one call, which keeps links between them
             subprocess.run(["cp", "-a", *(self.reference.folder / stage for stage in stages), folder], check=True)
-        (store := Store(folder)).problems()
+        store = Store(folder)
+        store.problems()
         return store
 
     def moment(self, stage: str) -> None:

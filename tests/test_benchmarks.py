@@ -1,5 +1,6 @@
 """Each benchmark runs at its smallest size, those of training and GPUs on a machine that has torch and little else."""
 
+import argparse
 import importlib
 import json
 import os
@@ -295,6 +296,14 @@ def test_the_benchmarks_assume_what_the_stages_do(monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(FOLDER)
     common = importlib.import_module("common")
     assert (Vocabulary().entries, Tokenize().length) == (common.ENTRIES, common.LENGTH)
+
+
+def test_a_file_of_numbers_in_a_folder_that_does_not_exist_is_refused_before_the_work(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    common = importlib.import_module("common")
+    assert common.new_file(str(tmp_path / "a.json")) == tmp_path / "a.json"
+    with pytest.raises(argparse.ArgumentTypeError, match="nowhere"):
+        common.new_file(str(tmp_path / "nowhere" / "a.json"))
 
 
 @pytest.mark.parametrize("peer", ["BERT", "ModernBERT"])

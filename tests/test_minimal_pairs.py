@@ -493,7 +493,7 @@ def test_a_missing_file_is_refused_by_its_name() -> None:
 
 
 def test_two_sets_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="pairs"):
+    with pytest.raises(InputError, match="named pairs"):
         MinimalPairs(data=[str(tmp_path / "a" / "pairs.csv"), str(tmp_path / "b" / "pairs.tsv")]).runs()
 
 
