@@ -271,12 +271,22 @@ class Plan:
             self.check_readers(step)
 
     def check_readers(self, step: Step) -> None:
-        """Let the steps that read a step say whether they can use what it would make, if its own inputs are there."""
-        readers = [each for each in self.steps if step in each.upstream]
+        """Let the steps that read a step say whether they can use what it would make, if its own inputs are there.
+
+        If one can't, a plan with one run is not possible. With several runs, only that reader isn't.
+        """
+        readers = [each for each in self.steps if step in each.upstream and not each.problem]
         sources = artifacts_in(chain.from_iterable(map(sources_in, step.inputs)))
-        if sources and all(read_manifest(source) and not is_hollow(source) for source in sources):
-            for reader in readers:
+        if not sources or not all(read_manifest(source) and not is_hollow(source) for source in sources):
+            return
+        for reader in readers:
+            try:
                 reader.params.check_sources(sources)
+            except InputError as error:
+                if not reader.run:
+                    raise
+                log.warning("%s is not possible: %s", reader.title, error)
+                reader.problem = error
 
     def refill_hollow(self) -> None:
         """Mark hollow inputs of steps that will run, and their inputs, to be rebuilt.

@@ -259,14 +259,13 @@ def scores_of(member: Member) -> list[dict[str, Any]]:
 def pair_score_of(member: Member, score: PairScore) -> dict[str, Any]:
     """An accuracy on minimal pairs in the form of a score."""
     value = score.accuracy.value
-    half = score.accuracy.half()
     return {
         "run": member.run,
         "seed": member.seed,
         "column": score.column,
         "metric": PAIR_METRIC,
         "score": value,
-        "interval": [value - half, value + half],
+        "interval": score.accuracy.ends(),
         "range": [value, value],
         "majority": CHANCE,
         "beats_majority": score.accuracy.is_above(CHANCE),

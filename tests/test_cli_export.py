@@ -128,7 +128,7 @@ def test_the_card_has_the_scores_of_the_newest_report_of_this_very_model(made, t
     expected = made["tuned"].stats["validation"]["validation"]["metrics"]
     assert [score.metric_value for score in card.data.eval_results] == [round(each, 2) for each in expected.values()]
     assert "topics: left out line 242, without text" in card.text  # of the file, without its name
-    assert "own pairs, all" in card.text
+    assert "own pairs 1, all" in card.text
     assert "no report of this model" in ran("export", made["modern"].name, tmp_path / "other")
     monkeypatch.setattr(
         "tasks.store.artifacts.digests_of_contents", lambda inputs: dict.fromkeys(("x", *inputs), "other")

@@ -8,10 +8,14 @@ import pytest
 from chain import cram, refusal_of
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from flows.cli.run import parameters_in
 from flows.recipes.recipe import RECIPES, STAGES
 from model.wording import parse_budget
+from tasks.glue.pairs import PairSet
+
+PAIRS_OF_BLIMP = json.dumps([PairSet(data="nyu-mll/blimp").model_dump()])
 
 
 def leaves(params: BaseModel, path: str = "") -> Iterator[tuple[str, FieldInfo, object]]:
@@ -32,10 +36,6 @@ def first_words(text: str) -> list[str]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_the_recipe(stage: str):
     params = getattr(RECIPES["pocket-frontier"], stage)
-    if stage == "decontaminate":
-        params = params.model_copy(update={"data": "", "pairs": []})  # a recipe leaves them to other stages
-    if stage == "minimal_pairs":
-        params = params.model_copy(update={"data": None})  # as that of GLUE
     starts = first_words(cram("params", stage, "--recipe", "pocket-frontier"))
     assert [word for word in starts if word in STAGES] == [stage]
     rows = parameters_in("pocket-frontier", stage)
@@ -46,7 +46,7 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
         said = shown.replace(",", "") if type(value) is int else shown
         if name == "budget":
             said = str(parse_budget(shown)[0])
-        assert said == value or json.loads(said) == value, f"{stage}.{name}"
+        assert said == value or json.loads(said) == to_jsonable_python(value), f"{stage}.{name}"
         assert name in starts
 
 
@@ -63,7 +63,8 @@ def test_every_field_of_a_stage_is_listed_with_its_description_and_its_value_in_
             "number at least 0, or text, such as 20 minutes, 1.5 hours, 10 million tokens, 10 epochs, 1e18 flops",
             "24 hours",
         ),
-        ("decontaminate", "data", "text", '""'),
+        ("decontaminate", "data", "text", "nyu-mll/glue"),
+        ("decontaminate", "pairs", 'list of object such as {"data": "FILE"}', PAIRS_OF_BLIMP),
         ("deduplicate", "methods", "list, each one of exact, minhash, substring", '["exact"]'),
         ("deduplicate", "minhash.bands", "integer 1 to 128", "14"),
     ],
@@ -79,6 +80,11 @@ def test_without_names_all_stages_are_listed_with_the_values_of_the_papers_recip
     assert every == cram("params", "--recipe", "crammed-bert") != cram("params", "--recipe", "modern")
     assert "pocket-modern" in refusal_of("params", "--recipe", "pocket-modrn")
     assert "tokenize" in refusal_of("params", "tokenise")
+
+
+def test_values_that_follow_from_other_fields_are_those_of_a_run():
+    shown = {row.name: row.value for row in parameters_in("pocket-unicode", "filter")}
+    assert shown["max_tokens_per_char"] == RECIPES["pocket-unicode"].filter.max_tokens_per_char == "by-script"
 
 
 def test_a_recipe_file_has_its_own_values(tmp_path: Path):

@@ -76,6 +76,7 @@ def test_a_recipe_file_says_the_same_in_every_format(tmp_path: Path, monkeypatch
             ["{}/gone.csv", "{}/there", "nyu-mll/blimp", "owner/name/folder", "/abs/x.tsv"],
         ),
         ("minimal_pairs", "data", None, None),
+        ("decontaminate", "pairs", [{"data": "gone.csv", "good": "x"}], [{"data": "{}/gone.csv", "good": "x"}]),
         ("pretrain", "start", "there", "{}/there"),
         ("pretrain", "start", "google-bert/bert-base-uncased", "google-bert/bert-base-uncased"),
         ("pretrain", "start", "latest", "latest"),

@@ -298,6 +298,18 @@ def test_a_report_of_a_real_run_on_a_probe_has_a_funnel_that_adds_up_and_nothing
     assert "## Minimal pairs" in card
 
 
+def test_pairs_that_one_run_cannot_read_cost_it_only_their_score(finished, given: dict):
+    path = Path(given["study"]).with_name("long.csv")
+    path.write_text("good,bad\n猫 sleeps,猫 sleep\n猫,犬\n", encoding="utf-8")
+    runs = {"ascii": {}, "unicode": {"vocabulary": {"characters": "unicode"}}}
+    asked = written(given, "readable", runs, seeds=1, until="minimal_pairs")
+    asked["override"] = given["override"] | {"minimal_pairs": {"data": [str(path)]}}
+    rows = rows_of(study.fn(**asked)).set_index("run")
+    assert rows["nats_per_byte"].notna().all()
+    assert "猫" in rows.loc["ascii", "problem"]
+    assert not rows.loc["unicode", "problem"]
+
+
 def test_models_that_may_know_the_held_out_text_are_measured_on_what_all_hold_out(finished, given: dict):
     runs = {"base": {}} | {str(share): {"tokenize": {"heldout_fraction": share}} for share in (0.15, 0.01)}
     *rows, apart = rows_of(study.fn(**written(given, "held", runs, seeds=1))).to_dict("records")

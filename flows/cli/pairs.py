@@ -47,7 +47,6 @@ def pairs(
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InputError(f"--encoding: {reason}.") from error
     try:
-        params.check()
         scored = minimal_pairs.fn(params, find_model(model, heads=HEADS))
     except InputError as error:
         raise type(error)(with_options(str(error))) from error
@@ -62,6 +61,8 @@ def pairs(
 
 def with_options(problem: str) -> str:
     """A problem with this command's options in place of the fields of a recipe."""
-    for name in (*COLUMNS, "encoding"):
-        problem = problem.replace(f"minimal_pairs.{name}", f"--{name}")
-    return problem.replace("minimal_pairs.data", "DATA")
+    from tasks.glue.pairs import FIELDS
+
+    for option in (*COLUMNS, "encoding"):
+        problem = problem.replace(f"minimal_pairs.{option}", f"--{option}")
+    return problem.replace(FIELDS, "DATA").replace("minimal_pairs.data", "DATA")

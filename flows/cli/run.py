@@ -202,7 +202,8 @@ class Parameter(NamedTuple):
 
 def parameters_of(model: "type[BaseModel]", values: dict[str, Any], path: str = "") -> Iterator[Parameter]:
     """The parameters of a model and of the models in it, with their `values`."""
-    from flows.recipes.recipe import describe_values, level, value_in_words
+    from flows.recipes.recipe import level, value_in_words
+    from flows.recipes.values import describe_values
 
     schemas = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():

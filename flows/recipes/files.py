@@ -30,6 +30,7 @@ QUOTES = 'In TOML, text stands in quotes, as in source = "files".'
 PATHS = (("download", "files"),)  # fields that hold paths only
 TASKS = ("finetune", "tasks")  # names, and definitions whose data may be paths
 PAIRS = ("minimal_pairs", "data")  # files, folders and names on the hub
+SEARCHED_PAIRS = ("decontaminate", "pairs")  # sets, each with such data
 MODELS = (("pretrain", "start"), ("vocabulary", "start"))  # a folder, or another name of a model
 DATA = (("download", "dataset"), ("finetune", "data"), ("decontaminate", "data"))  # a folder, or a name on the hub
 
@@ -241,6 +242,8 @@ def moved_stage(stage: str, fields: dict[str, Any], folder: Path) -> dict[str, A
             moved[name] = [moved_task(task, folder) for task in value]
         elif (stage, name) == PAIRS and value:
             moved[name] = [file_or_name(data, folder) for data in value]
+        elif (stage, name) == SEARCHED_PAIRS:
+            moved[name] = [one | {"data": file_or_name(one["data"], folder)} for one in value]
         else:
             moved[name] = value
     return moved

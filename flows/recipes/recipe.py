@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from flows.recipes.deltas import ADAPTS, DELTAS
 from flows.recipes.rules import LIMITS, reads_files
+from flows.recipes.values import choices_in, describe_values, model_in_list
 from flows.summary import check_name, did_you_mean
 from model.errors import InputError
 from model.layouts import STARTS
@@ -25,7 +26,7 @@ from tasks.deduplicate import Deduplicate
 from tasks.download import Download
 from tasks.filter import BY_SCRIPT, Filter
 from tasks.finetune import Finetune
-from tasks.glue.own import RESERVED, TAGS, Definition, definitions_in
+from tasks.glue.own import RESERVED, TAGS, definitions_in
 from tasks.glue.pairs import HUB_BLIMP, each_name_once
 from tasks.glue.table import HUB_GLUE
 from tasks.measure import Measure
@@ -49,7 +50,6 @@ SAID_WELL = (
     "too_short",
     "finite_number",
 )  # problems in pydantic's words
-KINDS = {"string": "text", "boolean": "true or false"}  # other types keep their names in JSON Schema
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -134,38 +134,6 @@ def has_unit(given: Any) -> bool:
     with suppress(ValueError):  # other text is refused later
         return isinstance(given, str) and parse_budget(given)[1] != ""
     return False
-
-
-def describe_values(schema: dict) -> str:
-    """The values that a field takes, in words, from its JSON schema: a type with its range, or choices."""
-    several = schema.get("anyOf") or schema.get("oneOf")
-    if several:
-        return ", or ".join(map(describe_values, several))
-    if "$ref" in schema:  # the only models in lists
-        return "definition"
-    if "items" in schema:
-        each = describe_values(schema["items"])
-        return f"list, each {each}" if each.startswith("one of") else f"list of {each}"
-    values = schema.get("additionalProperties")
-    if isinstance(values, dict):
-        return f"object with values: {describe_values(values)}"
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if choices == [True, False]:
-        return "true or false"
-    if choices:
-        return f"one of {', '.join(map(str, choices))}"
-    if "examples" in schema:
-        return f"text, such as {', '.join(schema['examples'])}"
-    kind = schema.get("type", "any value")
-    return f"{KINDS.get(kind, kind)} {describe_range(schema)}".strip()
-
-
-def describe_range(schema: dict) -> str:
-    """The range of a number, in words; empty if there is none."""
-    if "minimum" in schema and "maximum" in schema:
-        return f"{schema['minimum']:,} to {schema['maximum']:,}"
-    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    return ", ".join(f"{word} {schema[name]:,}" for name, word in words.items() if name in schema)
 
 
 def in_words(value: Any) -> str:
@@ -446,8 +414,7 @@ def place_and_schema(path: list[str | int]) -> tuple[list[str | int], dict]:
     for step in path:
         if isinstance(step, int) and "items" in schema:
             schema = schema["items"]
-            if "definition" in describe_values(schema):  # the only models in lists
-                model = Definition
+            model = model_in_list(schema) or model
         elif isinstance(step, str) and step in model.model_fields:
             inner = level(model.model_fields[step])
             schema = {"type": "object"} if inner else model.model_json_schema()["properties"][step]
@@ -460,21 +427,14 @@ def place_and_schema(path: list[str | int]) -> tuple[list[str | int], dict]:
     return place, schema
 
 
-def choices_in(schema: dict) -> list:
-    """All values that a field takes by name."""
-    found = list(schema.get("enum", []))
-    for inner in (*schema.get("anyOf", []), *schema.get("oneOf", [])):
-        found += choices_in(inner)
-    return found
-
-
 def unknown_field(path: list[str | int]) -> str:
     """The sentence about a field that doesn't exist, with the fields that do."""
     *levels, last = path
     model: type[BaseModel] = Recipe
     for name in levels:
-        if isinstance(name, str):  # a number is a place in a list, whose only models are definitions
-            model = level(model.model_fields[name]) or Definition
+        if isinstance(name, str):  # a number is a place in a list
+            schema = model.model_json_schema()["properties"][name]
+            model = level(model.model_fields[name]) or model_in_list(schema.get("items", {})) or model
     owner = dotted(levels) or "A recipe"
     meant = did_you_mean(last, model.model_fields)
     elsewhere = [field for field in fields_of(Recipe) if field.split(".")[-1] == last]

@@ -33,11 +33,19 @@ class Accuracy(NamedTuple):
     """The unweighted mean of the accuracies of groups, times 100, and its standard error over pairs."""
 
     value: float
-    standard_error: float
+    standard_error: float  # NaN if not known, in artifacts of earlier versions
 
     def half(self) -> float:
         """Half of the 95 % interval."""
         return NORMAL * self.standard_error
+
+    def error_in_words(self) -> str | None:
+        """The standard error with a digit, None if it is not known."""
+        return None if math.isnan(self.standard_error) else f"{self.standard_error:.1f}"
+
+    def ends(self) -> list[float]:
+        """The 95 % interval, within the scale."""
+        return [max(0.0, self.value - self.half()), min(100.0, self.value + self.half())]
 
     def is_above(self, value: float) -> bool:
         """Whether it is above a number by more than chance."""
@@ -71,9 +79,15 @@ def accuracy_of(right: np.ndarray, groups: Sequence[str] | np.ndarray, lowest: f
     return Accuracy(round(value, 4), round(error, 4))
 
 
+def accuracy_in(about: dict[str, Any], metric: str) -> Accuracy:
+    """An accuracy by a metric in a part of an artifact's statistics."""
+    error = about[metric]["standard_error"]
+    return Accuracy(about[metric]["value"], math.nan if error is None else error)
+
+
 def main_accuracy(stats: dict[str, Any]) -> Accuracy:
     """The accuracy on all pairs of a set by the original score. `stats`: of its artifact."""
-    return Accuracy(**stats["parts"][EVERY][METRICS[0]])
+    return accuracy_in(stats["parts"][EVERY], METRICS[0])
 
 
 def summarize(right: dict[str, np.ndarray], groups: np.ndarray, rows: np.ndarray) -> dict[str, Any]:

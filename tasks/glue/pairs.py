@@ -47,6 +47,7 @@ USUAL = {  # names of columns, in small letters; those of BLiMP first
 }
 SIDES = ("good", "bad")
 OPTIONAL = ("group", "field")
+FIELDS = "minimal_pairs.data (or decontaminate.pairs)"  # of a recipe, that name sets
 LARGEST_SHARE = 0.01  # of pairs with a fault, from which on a warning is logged
 log = logging.getLogger(__name__)
 
@@ -77,8 +78,8 @@ def is_local(data: str) -> bool:
         return True
     if FILE.fullmatch(data) or data.count("/") == 0:
         raise InputError(
-            f"There is no file or folder {shown_name(data)}. Correct minimal_pairs.data, or name a data set of the "
-            f"hub, such as {HUB_BLIMP.repository}."
+            f"There is no file or folder {shown_name(data)}. Correct {FIELDS}, or name a data set of the hub, such as "
+            f"{HUB_BLIMP.repository}."
         )
     return False
 
@@ -114,8 +115,7 @@ def files_of(data: str) -> dict[str, Path]:
             found[name] = path
     if not found:
         raise InputError(
-            f"{data} has no file with minimal pairs. Expected files that end in {', '.join(ROWS)}; correct "
-            "minimal_pairs.data."
+            f"{data} has no file with minimal pairs. Expected files that end in {', '.join(ROWS)}; correct {FIELDS}."
         )
     return found
 
@@ -205,7 +205,7 @@ def read_file(pairs: PairSet, path: Path, where: str) -> "pd.DataFrame":
 
     numbers, rows = gather(records(path, where, pairs.encoding), where, "row", ", or set minimal_pairs.encoding")
     if not rows:
-        raise InputError(f"{where} has no rows. Expected minimal pairs; correct minimal_pairs.data.")
+        raise InputError(f"{where} has no rows. Expected minimal pairs; correct {FIELDS}.")
     chosen = choose_columns(pairs, rows, where)
     columns: dict[str, list] = {"group": [group_of(where)] * len(rows), "field": [""] * len(rows)}
     for name, column in chosen.items():
@@ -265,19 +265,36 @@ def name_of(data: str) -> str:
 def each_name_once(found: Iterable[PairSet], taken: Collection[str]) -> list[PairSet]:
     """The sets, each name once, with the columns of its last mention.
 
-    Raises InputError for a set with a name that is taken, and for two sets of one name.
+    Raises InputError for a set with a name that is taken, for two sets of one name, and for other sentences of one set.
     """
     by_name: dict[str, PairSet] = {}
     for one in found:
         name = name_of(one.data)
         if name in taken:
-            raise InputError(f"{one.data} has minimal pairs and the name of a task, {name}. Rename it.")
-        if name in by_name and by_name[name].data != one.data:
             raise InputError(
-                f"{by_name[name].data} and {one.data} are two sets of minimal pairs of one name. Rename one."
+                f"{one.data} are minimal pairs of the name {name}, which tables have for something else. Give the file "
+                "another name, or copy the data set to a file."
+            )
+        other = by_name.get(name)
+        if other and not are_same_sentences(one, other):
+            raise InputError(
+                f"{other.data} and {one.data} are minimal pairs of one name, but not the same ones. Rename a file, or "
+                "name the same columns of both."
             )
         by_name[name] = one
     return list(by_name.values())
+
+
+def are_same_sentences(one: PairSet, other: PairSet) -> bool:
+    """Whether two sets are the same columns of the same data."""
+    of_one, of_other = (each.model_dump(exclude={"data", *OPTIONAL}) for each in (one, other))
+    return of_one == of_other and place_of(one.data) == place_of(other.data)
+
+
+def place_of(data: str) -> str:
+    """Where the data are: an absolute path, or the name on the hub."""
+    path = Path(data).expanduser()
+    return os.path.abspath(path) if path.exists() else data.rstrip("/")
 
 
 @functools.cache  # the answer enters a key, so it must stay the same throughout a run

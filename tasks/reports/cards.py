@@ -76,7 +76,7 @@ def pairs_card(judged: dict) -> Card:
     """The accuracy on a set of minimal pairs. `judged`: its statistics."""
     accuracy = main_accuracy(judged)
     what = f"{judged['set']}, minimal pairs whose good sentence the model prefers (%)"
-    facts = f"± {accuracy.standard_error:.1f} over the pairs; chance {CHANCE:.0f}"
+    facts = f"± {accuracy.error_in_words() or 'unknown'} over the pairs; chance {CHANCE:.0f}"
     return Card(f"{accuracy.value:.1f}", what, facts)
 
 

@@ -12,6 +12,7 @@ from tasks.glue.pair_scores import (
     METRICS,
     PAIRS,
     Accuracy,
+    accuracy_in,
     accuracy_of,
     is_right,
     parts_and_fields,
@@ -36,12 +37,14 @@ from tasks.store.artifacts import Artifact
 if TYPE_CHECKING:
     import pandas as pd
 
+WORDS = "words at most"
+EPOCHS = "epochs at most"
 BOTH_SIDES = "both sides"  # what a masked model reads of a token's context
 
 
 def accuracies_in(about: dict[str, Any]) -> tuple[Accuracy, ...]:
     """The accuracies by METRICS in a part of the statistics."""
-    return tuple(Accuracy(**about[metric]) for metric in METRICS)
+    return tuple(accuracy_in(about, metric) for metric in METRICS)
 
 
 def lines_of(stats: dict[str, Any]) -> list[PairLine]:
@@ -83,24 +86,30 @@ def babylm_table(filtered: dict[str, Any], model: Mapping) -> PublishedTable:
 
     filtered: our accuracies on BabyLM's part of BLiMP; model: as for `section_of`.
     """
-    words = model.get("words")
-    epochs = model.get("epochs")
     ours = {
         "model": Marked("**this run**"),
         "accuracy": f"{filtered[METRICS[0]]['value']:.1f}",
-        "words": f"≤ {short(words)}" if words else None,
-        "epochs": f"{epochs:.3g}" if epochs else None,
+        **text_read(model),
         "parameters": short(model["parameters"]),
         "reads": BOTH_SIDES,
-        "pretraining": cost_of(model),
     }
     rows = [row for row in PUBLISHED_BLIMP if row.scorer == BABYLM_2025]
     rows.sort(key=lambda row: (row.track, -row.score))
     return PublishedTable(records([ours, *babylm_lines(rows)]), blimp_footnotes(rows))
 
 
+def text_read(model: Mapping) -> dict[str, str | None]:
+    """What pretraining took, as far as it is known; words and epochs only of a model that began from random weights."""
+    cost = cost_of(model)
+    if model.get("start"):
+        return {WORDS: None, EPOCHS: None, "pretraining": cost and f"{cost}, on top of {model['start']['name']}"}
+    words = model.get("words")
+    epochs = model.get("epochs")
+    return {WORDS: short(words) if words else None, EPOCHS: f"{epochs:.3g}" if epochs else None, "pretraining": cost}
+
+
 def babylm_lines(rows: Sequence[PublishedBlimp]) -> list[dict[str, Any]]:
-    """Lines of published scores on BabyLM's part of BLiMP. Words and epochs are the most that the rules allowed."""
+    """Lines of published scores on BabyLM's part of BLiMP."""
     sources = sources_of(rows)
     lines = []
     for row in rows:
@@ -108,8 +117,8 @@ def babylm_lines(rows: Sequence[PublishedBlimp]) -> list[dict[str, Any]]:
             {
                 "model": published_name(row, sources),
                 "accuracy": f"{row.score:.1f}",
-                "words": f"≤ {short(row.track)}" if row.track else None,
-                "epochs": f"≤ {row.epochs}" if row.epochs else None,
+                WORDS: short(row.track) if row.track else None,
+                EPOCHS: row.epochs,
                 "parameters": short(row.parameters) if row.parameters else None,
                 "reads": "left to right" if row.causal else BOTH_SIDES,
             }
@@ -123,7 +132,7 @@ def other_rules_table() -> PublishedTable:
     lines = babylm_lines(rows)
     for line, row in zip(lines, rows, strict=True):
         line["rule"] = SCORERS[row.scorer]
-    table = records(lines, ["model", "accuracy", "words", "epochs", "parameters", "rule"])
+    table = records(lines, ["model", "accuracy", WORDS, EPOCHS, "parameters", "rule"])
     return PublishedTable(table, blimp_footnotes(rows))
 
 
@@ -156,7 +165,7 @@ def table_of(parts: Iterable[tuple[str, dict[str, Any]]], title: str) -> list[di
         row["pairs"] = about["pairs"]
         for metric, accuracy in zip(METRICS, accuracies_in(about), strict=True):
             row[METRIC_WORDS[metric]] = f"{accuracy.value:.1f}"
-            row[f"± {METRIC_WORDS[metric]}"] = f"{accuracy.standard_error:.1f}"
+            row[f"± {METRIC_WORDS[metric]}"] = accuracy.error_in_words()
         rows.append(row)
     return rows
 
@@ -164,8 +173,12 @@ def table_of(parts: Iterable[tuple[str, dict[str, Any]]], title: str) -> list[di
 def card_table(judged: Iterable[dict[str, Any]]) -> Marked | None:
     """The accuracies on sets of pairs for a model card, which names no file or field of yours; None without any set."""
     rows: list[dict[str, Any]] = []
+    own = 0
     for stats in judged:
-        name = stats["set"] if stats["set"] == BLIMP else "own pairs"
+        name = BLIMP
+        if FILTERED not in stats["parts"]:  # only BLiMP has that part
+            own += 1
+            name = f"own pairs {own}"
         rows += table_of([(f"{name}, {part}", about) for part, about in stats["parts"].items()], "pairs of")
     return records(rows) if rows else None
 
@@ -190,10 +203,10 @@ def scores_in(stats: dict[str, Any]) -> list[PairScore]:
     found = []
     for metric in METRICS:
         column = name if metric == METRICS[0] else f"{name}, {METRIC_WORDS[metric]}"
-        found.append(PairScore(column, metric, False, Accuracy(**every[metric]), every["pairs"]))
+        found.append(PairScore(column, metric, False, accuracy_in(every, metric), every["pairs"]))
     filtered = stats["parts"].get(FILTERED)
     if filtered:
-        accuracy = Accuracy(**filtered[METRICS[0]])
+        accuracy = accuracy_in(filtered, METRICS[0])
         found.append(PairScore(f"{name}, filtered", METRICS[0], True, accuracy, filtered["pairs"]))
     return found
 

@@ -336,8 +336,7 @@ def pairs(lines: Sequence[PairLine], path: Path) -> None:
 def _mark_accuracies(axes: "Axes", found: Sequence[Accuracy], places: np.ndarray, colour: str, label: str) -> None:
     """Mark accuracies at these heights, with their 95 % intervals as bands."""
     for accuracy, place in zip(found, places, strict=True):
-        ends = [accuracy.value - accuracy.half(), accuracy.value + accuracy.half()]
-        axes.plot(ends, [place, place], color=colour, linewidth=4, alpha=0.3, solid_capstyle="butt")
+        axes.plot(accuracy.ends(), [place, place], color=colour, linewidth=4, alpha=0.3, solid_capstyle="butt")
     axes.plot([accuracy.value for accuracy in found], places, "o", color=colour, markersize=5, label=label)
 
 
