@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,9 @@ from test_hub import Hub, address_of, online, serving  # noqa: F401 - the fixtur
 
 from model.errors import InputError
 from tasks.corpus import documents
+from tasks.corpus.documents import Options
 from tasks.corpus.parts import parts_of
+from tasks.corpus.streams import Split, StreamReader
 from tasks.download import Download, download
 from tasks.store.artifacts import Artifact
 
@@ -107,6 +110,17 @@ def test_an_interrupted_download_reads_on_where_its_last_part_ended(folder: Path
     again = downloaded(folder, part_megabytes=0.01)
     assert [part.read_bytes() for part in parts_of(again)] == [part.read_bytes() for part in parts_of(whole)]
     assert 0 < len(read) < 900
+
+
+def test_a_reader_that_has_read_nothing_yet_stands_where_the_one_before_it_stopped(folder: Path):
+    """A part may end before it: that of a mixture whose other sources are further behind."""
+    read = []
+    at = None
+    for rows in (5, 0, 5):
+        reader = StreamReader(Split(str(folder), "en", "train", ""), Options(), at)
+        read += [record.text for record in islice(reader, rows)]
+        at = reader.at
+    assert read == TEXTS[:10]
 
 
 def test_a_data_set_is_mixed_with_other_sources_and_limited(folder: Path, store: Path, tmp_path: Path):

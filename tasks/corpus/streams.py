@@ -144,14 +144,16 @@ class StreamReader:
         self.schema: pa.Schema | None = None  # of the last row
         self.encoded: Features | None = None  # its types, if values of it are encoded as JSON
         self.drifts = False  # whether files were found to differ
+        self.is_begun = False  # a row was read; until then, `datasets` says that it stands at the beginning
+        self.start = at["state"] if at else self.rows.state_dict()
         if at:
             self.records = at["records"]
-            self.rows.load_state_dict(at["state"])
+            self.rows.load_state_dict(self.start)
 
     @property
     def at(self) -> dict:
         """Where it stands, as JSON."""
-        return {"records": self.records, "state": self.rows.state_dict()}
+        return {"records": self.records, "state": self.rows.state_dict() if self.is_begun else self.start}
 
     @property
     def ended(self) -> bool:
@@ -167,6 +169,7 @@ class StreamReader:
     def _rows(self) -> Iterator[Row]:
         try:
             for table in self.rows:
+                self.is_begun = True
                 if table.schema != self.schema:
                     self._note_schema(table.schema)
                 [record] = table.to_pylist()
