@@ -215,7 +215,7 @@ def sources_table(counts: dict, removed: dict, spread: dict[str, dict[str, dict[
     return table
 
 
-@stage(version=2, resumes=True)
+@stage(version=3, resumes=True)
 def measure(params: Measure, corpus: Artifact, out: Path) -> dict:
     """Train the measuring vocabulary, and measure every document."""
     if not corpus.stats["documents"]:

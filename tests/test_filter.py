@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tasks.filter import SCRIPT_LIMITS, Filter, filter, filter_part, rules, verd
 from tasks.measure import MEASURES, RATIOS, Measure, measure, measure_part, name_of
 from tasks.reports.diff import count_kept, join_measurements
 from tasks.store.artifacts import Artifact
+from tasks.text.scripts import main_scripts
 from tasks.text.words import ASCII, UNICODE, Normaliser
 
 SMALL = Measure(vocabulary_entries=700)
@@ -289,6 +291,23 @@ def test_the_limit_is_that_of_the_main_script_and_a_number_applies_to_all(store:
     strict = measured(filter.fn(Filter(max_tokens_per_char=0.3), corpus, measures))
     assert (strict["verdict"] == np.where(strict["tokens_per_char"] < 0.3, "kept", "incompressible")).all()
     assert (strict["verdict"][strict["source"] == "chinese"] == "incompressible").all()
+
+
+VIETNAMESE = "Tất cả mọi người sinh ra đều được tự do và bình đẳng về nhân phẩm và quyền lợi."
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        (VIETNAMESE, "LATIN"),
+        (unicodedata.normalize("NFD", VIETNAMESE), "LATIN"),
+        ("Ａ ｆｕｌｌ ｗｉｄｔｈ", "LATIN"),
+        ("ｶﾀｶﾅ ﾃﾞｽ", "KANA"),
+        ("ﾡﾢﾣ", "HANGUL"),
+    ],
+)
+def test_separate_accents_and_other_widths_are_no_scripts(text: str, script: str):
+    assert main_scripts([text * 20]) == [script]
 
 
 def test_settings_at_their_defaults_are_in_no_key():

@@ -30,14 +30,14 @@ KEYS: dict[str, tuple[str, ...]] = {
     "download": ("3d68525c3e2e", "5a0ea3324f85", "0b3aed6d432b"),
     "deduplicate": ("f7cad4c2f7f9", "4bbbf86c88ee", "6459c968b99c"),
     "decontaminate": ("6a8524c7a443", "3ffc29e1e11f", "f4fe9e673a93"),
-    "measure": ("6c3a87f1a67c", "6e195d4e9538", "8ad54739a730"),
-    "filter": ("0f990067aa6b", "f9b09b93d6f7", "5630396c2bf2"),
-    "vocabulary": ("e18bb8807aad", "738606fd9004", "f3922809865a"),
-    "tokenize": ("619ce24e474b", "09d263ababc5", "fc76c4485ef1"),
-    "pretrain": ("543f621540a3", "5c588ed41ca2", "c7999734cbb9"),
-    "minimal_pairs": ("", "cea8fa05b8a2", "b08214438831"),
-    "finetune": ("25273862ad9c", "1173eb2e77da", "d87e6c994c37"),
-    "report": ("2f9e6ca74987", "db76c0ba927d", "ba0b518afdf1"),
+    "measure": ("30c2caaa35a5", "d5cb9176714a", "38d528a1de20"),
+    "filter": ("33973f598c4c", "602b33cfa45f", "46330c021e82"),
+    "vocabulary": ("d48835b35f1b", "af439b33188f", "2febdec4612e"),
+    "tokenize": ("7c7a7e607218", "17269e3ac872", "00a6877a6567"),
+    "pretrain": ("a247f1ee2604", "646eacc8d903", "43c2e4a29e9b"),
+    "minimal_pairs": ("", "749b4a390c2c", "e5089413667d"),
+    "finetune": ("770f4cc46626", "890a93d10bb6", "c8908628f27e"),
+    "report": ("b4139ac6987e", "2c8bed78278f", "5a53f8ab6bc1"),
 }
 # Stage and file, all parts as one: digest of rows, array or bytes
 CONTENT: dict[str, str] = {

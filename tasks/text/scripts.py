@@ -12,6 +12,7 @@ NOTHING = ""
 LATIN = "LATIN"
 OTHERS = {"P": "punctuation", "S": "symbols", "N": "digits", "C": "unassigned or private use"}
 SAME = {"HIRAGANA": "KANA", "KATAKANA": "KANA", "KATAKANA-HIRAGANA": "KANA", "IDEOGRAPHIC": "CJK"}
+WIDTHS = ("FULLWIDTH", "HALFWIDTH")  # in names of other forms of letters, in front of their scripts
 BEGINNING = 10_000  # characters, by which the script of a text is known
 LATIN_LETTERS = 8  # ASCII characters that count as one of another script: any text has names and code in them
 
@@ -41,10 +42,17 @@ def beyond_ascii(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def script(letter: str) -> str:
-    """The script of a letter or mark, as its name in Unicode begins: LATIN, CJK …, KANA for both of Japanese."""
+    """The script of a letter or mark, as its name in Unicode begins: LATIN, CJK …, KANA for both of Japanese.
+
+    NOTHING for other characters, and for accents that letters of several scripts take.
+    """
     if unicodedata.category(letter)[0] not in "LM":
         return NOTHING
     first = unicodedata.name(letter, "UNNAMED").split()[0]
+    if first == "COMBINING":
+        return NOTHING
+    if first in WIDTHS:
+        return script(unicodedata.normalize("NFKC", letter)[0])
     return SAME.get(first, first)
 
 
