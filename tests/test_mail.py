@@ -42,6 +42,14 @@ def test_text_that_names_a_wrong_encoding_is_read_in_utf_8_or_the_one_that_is_as
     assert texts_of(downloaded(tmp_path / "a.eml", encoding="cp1252")) == ["Größe"]
 
 
+def test_half_a_surrogate_pair_in_a_message_doesn_t_end_the_run(store: Path, tmp_path: Path):
+    broken = b"From: a\nContent-Type: text/plain; charset=utf-7\n\nHi +2AE- %s there.\n"
+    (tmp_path / "a.mbox").write_bytes(mbox_of([broken % b"", broken % b"\xe9", *mails_of(TEXTS[:1])]))
+    made = downloaded(tmp_path / "a.mbox", max_lost=0.5)
+    assert texts_of(made) == ["Hi +2AE-  there.", TEXTS[0]], "as if it named no encoding"
+    assert made.stats["lost"] == {"not UTF-8": 1}
+
+
 def test_a_message_without_text_is_counted_and_no_loss(store: Path, tmp_path: Path):
     empty = mail_of("")
     empty.add_attachment(PICTURE, maintype="image", subtype="png", filename="a.png")

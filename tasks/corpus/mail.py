@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from model.errors import InputError
 from tasks.corpus import rows
 from tasks.corpus.losses import NOT_UTF8, NOTHING, TOO_LONG, Loss, Skipped, Unreadable
-from tasks.corpus.rows import Row, Rows, lines_of
+from tasks.corpus.rows import SURROGATE, Row, Rows, lines_of
 from tasks.corpus.texts import whole_file
 
 # What divides the messages of a mailbox: a sender and a date after a blank line. Prose may begin a line with "From".
@@ -129,9 +129,11 @@ def decode(part: Message, encoding: str) -> str:
     data: Any = part.get_payload(decode=True)
     for name in filter(None, (part.get_content_charset(), "utf-8", encoding)):
         try:
-            return str(data, name)
+            text = str(data, name)
         except (LookupError, ValueError):  # no such encoding; it isn't in this one
             continue
+        if not SURROGATE.search(text):  # with which UTF-7 may be broken
+            return text
     raise Unreadable(NOT_UTF8)
 
 
