@@ -187,6 +187,55 @@ def test_a_line_that_is_too_long_is_to_be_broken_whatever_was_set(
     assert ("documents_by" in said) == (documents_by == ""), "it was set, and that didn't help"
 
 
+def without_text(path: Path, number: int, **fields: object) -> Path:
+    path.write_text((json.dumps({"contents": "some words", **fields}) + "\n") * number, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("settings", "named"), [({}, "content, "), ({"column": "doc.body"}, "doc.body")])
+def test_a_large_json_file_without_the_text_is_refused_before_it_is_read(store: Path, tmp_path: Path, settings, named):
+    path = without_text(tmp_path / "large.jsonl", survey.FIRST + 1, doc={"id": 1})
+    for limited in (0, 5):
+        said = refusal(path, documents=limited, **settings)
+        assert named in said
+        assert "download.column" in said
+        assert "Its columns: contents, doc" in said
+    lost = [line for file in store.rglob("lost.jsonl") for line in file.read_text().splitlines()]
+    assert len(lost) <= 2, "the file, and not its records"
+
+
+def test_a_json_file_that_begins_without_text_is_read(store: Path, tmp_path: Path):
+    path = without_text(tmp_path / "a.jsonl", survey.FIRST - 1)
+    with path.open("a") as file:
+        file.write('{"text": "one"}\n')
+    assert texts_of(downloaded(path, max_lost=1)) == ["one"]
+
+
+def test_many_records_without_a_document_are_refused_before_the_rest_is_read(store: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(survey, "LOOKED_AT", survey.LOSS * survey.FIRST)
+    path = without_text(tmp_path / "a.jsonl", survey.FIRST + 10, text=5)
+    with pytest.raises(InputError, match="text is not a string"):
+        asked_for(path).check()
+
+
+@pytest.mark.parametrize("limited", [0, 5])
+def test_a_source_column_that_json_lacks_is_refused_with_a_limit_too(store: Path, tmp_path: Path, limited, monkeypatch):
+    monkeypatch.setattr(survey, "LOOKED_AT", 0)
+    path = without_text(tmp_path / "a.jsonl", 50, topic="law")
+    said = refusal(path, documents=limited, column="contents", source_column="topik")
+    assert "topik" in said
+    assert "Its columns: contents, topic" in said
+    made = downloaded(path, documents=limited, column="contents", source_column="topic")
+    assert list(made.stats["by_source"]) == ["law"]
+
+
+def test_columns_have_no_effect_on_text_files(store: Path, tmp_path: Path, caplog):
+    (tmp_path / "a.txt").write_text("Some words.", encoding="utf-8")
+    downloaded(tmp_path / "a.txt", column="body", source_column="topic")
+    assert "download.column had no effect" in caplog.text
+    assert "download.source_column had no effect" in caplog.text
+
+
 def test_bytes_in_a_table_that_are_not_utf_8_bring_no_advice_that_a_table_does_not_take(store, tmp_path: Path, caplog):
     table = pa.table({"text": pa.array([b"caf\xe9"] * 3, pa.binary()).view(pa.string())})
     pq.write_table(table, tmp_path / "a.parquet")

@@ -37,7 +37,7 @@ from tasks.corpus.kinds import (
     reason_to_skip,
     sniff,
 )
-from tasks.corpus.losses import NO_OBJECT, NOT_UTF8, NOTHING, UNREADABLE, Loss, Skipped, Unreadable
+from tasks.corpus.losses import NO_FIELD, NO_OBJECT, NOT_UTF8, NOTHING, UNREADABLE, Loss, Skipped, Unreadable
 from tasks.corpus.rows import (
     SAMPLE,
     SURROGATE,
@@ -56,9 +56,10 @@ from tasks.corpus.texts import WIKI, text_of
 LONGEST_NAME = 256  # characters of a source's name
 OTHER = "other"  # the name in place of a longer one
 NAMES = 4096  # of sources that are kept as they are stored
-
-
+ROWS_WITH_COLUMNS = {*ROWS.values(), "datasets"}  # formats
 EFFECT = {  # the formats on which an option of that name has an effect
+    "column": ROWS_WITH_COLUMNS,
+    "source_column": ROWS_WITH_COLUMNS,
     "documents_by": {"text"},
     "extract": {*MARKUP.values(), *MAIL.values()},
     "encoding": {*FORMATS.values(), "WikiExtractor"} - {*TABLES.values()},
@@ -117,9 +118,14 @@ def read_file(file: io.BufferedReader, name: str, source: str, options: Options)
 
 
 def read_json(file: io.BufferedReader, origin: Origin) -> Records:
-    """The documents of a JSON file; of one JSON object without text, those in its list."""
-    wraps = functools.partial(is_wrapper, origin.options.column, origin.name)
-    return documents_in(unwrap(json_rows(file, origin.name), wraps), origin)
+    """The documents of a JSON file."""
+    return documents_in(records_of_json(file, origin.name, origin.options.column), origin)
+
+
+def records_of_json(file: io.BufferedReader, name: str, column: str) -> Rows:
+    """The records of a JSON file; of one JSON object without text, those in its list. `column`: that is asked for."""
+    wraps = functools.partial(is_wrapper, column, name)
+    return unwrap(json_rows(file, name), wraps)
 
 
 def is_wrapper(column: str, name: str, outer: dict, inner: dict) -> bool:
@@ -265,7 +271,7 @@ def text_in(record: object, layout: Layout, asked: str) -> str:
     column = layout.unit
     value = record[column] if column in record else value_at(record, column)
     if value is MISSING or not column:
-        raise Unreadable(f"no field '{asked or column or USUAL[0]}'")
+        raise Unreadable(f"{NO_FIELD} '{asked or column or USUAL[0]}'")
     try:
         text = text_of(value)
     except Unreadable as reason:

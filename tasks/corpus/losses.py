@@ -11,13 +11,14 @@ from tasks.corpus.kinds import counted_kinds
 # Reasons of losses
 EMPTY = "empty text"
 NOT_UTF8 = "not UTF-8"
+NO_FIELD = "no field"  # and its name
 NO_OBJECT = "not a JSON object"
 TOO_LONG = "longer than 100 MB"
 UNREADABLE = "unreadable file"
 NOTHING = "empty file"
 BREAK = "Break long lines, for example with: fold -s -w 10000 FILE > NEW"
 ADVICE = {  # which parameters help, by the beginning of the reason of losses; the first one that fits
-    "no field": "Set download.column to the field with the text.",
+    NO_FIELD: "Set download.column to the field with the text.",
     "not UTF-8 in a table": "Parquet and Arrow hold UTF-8 only, and download.encoding has no effect on them: write the "
     "table again from text that was decoded.",
     "not UTF-8": "Set download.encoding to the encoding of the text, for example windows-1252 or utf-16-le.",

@@ -8,19 +8,22 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 from model.errors import InputError, warn_once
 from model.wording import counted, printable
-from tasks.corpus.columns import first_of
+from tasks.corpus.columns import MISSING, check_source_column, first_of, text_column, value_at
 from tasks.corpus.containers import content_of, open_raw, reading
-from tasks.corpus.documents import Found, Options, Records, read_file
+from tasks.corpus.documents import Found, Options, Records, read_file, records_of_json
 from tasks.corpus.kinds import FORMATS, MARKUP, counted_kinds, ending, family
 from tasks.corpus.local import IS_NOWHERE, NAMED, NOWHERE, Local
-from tasks.corpus.losses import NOTHING, UNREADABLE, Loss, Losses, Skipped
+from tasks.corpus.losses import NO_FIELD, NOTHING, UNREADABLE, Loss, Losses, Skipped
+from tasks.corpus.rows import Row
 
 LOOKED_AT = 4_000_000  # characters of documents beyond the first two records of each file
 LOSS = 100  # characters as which one without text counts
+FIRST = 1000  # records of a JSON file; a column that is in none of them is taken to be in none of the file
 SHOWN = 100  # files that an error names
 SAID = {UNREADABLE: "", NOTHING: " is empty.", NOWHERE: f" {IS_NOWHERE}"}  # of flaws without a sample
 Key = tuple[tuple[str, Path, tuple[int, ...]], ...]  # names, paths, and what changes when a file does
@@ -38,12 +41,14 @@ class Survey:
         self.documents = 0
         self.left = LOOKED_AT
         self.is_all = True  # there is nothing more in the files
+        self.has_pages = False
 
     def look_at(self, name: str, path: Path) -> None:
         """Read the first records of a file."""
         try:
             with closing(self.records(name, path)) as records:
                 found = list(self.first_of(records))
+            self.check_columns(name, path, found)
         except InputError as error:
             self.flaws[name] = Loss(name, 0, UNREADABLE, str(error))
             return
@@ -61,11 +66,42 @@ class Survey:
         if doubt:
             self.doubts[name] = doubt
 
+    def check_columns(self, name: str, path: Path, found: list[Found | Loss | Skipped]) -> None:
+        """Raise InputError, with the columns there are, if the first records of a JSON file lack one that is read.
+
+        `found`: what they gave. Else all of the file is read first, and with a limit its sources are never checked.
+        """
+        if len(found) >= FIRST and all(map(lacks_text, found)):
+            names = self.columns_of_json(name, path)
+            if names:
+                text_column(names, self.options.column, name, optional=False)
+        source = self.options.source_column
+        has_documents = any(isinstance(record, Found) for record in found)
+        if has_documents and source:
+            names = self.columns_of_json(name, path, without=source)
+            if names:
+                check_source_column(names, source, name)
+
+    def columns_of_json(self, name: str, path: Path, without: str = "") -> dict[str, None]:
+        """The columns of the first records of a JSON file; none of another file, or if one has the column `without`."""
+        names: dict[str, None] = {}
+        with reading(name), open_raw(path) as file:
+            form, content = content_of(file, name, self.options.encoding, self.options.extract)
+            rows = records_of_json(content, name, self.options.column) if form == "JSON" else iter(())
+            for row in islice(rows, FIRST):
+                record = row.record if isinstance(row, Row) else None
+                if without and value_at(record, without) is not MISSING:
+                    return {}
+                if isinstance(record, dict):
+                    names.update(dict.fromkeys(record))
+        return names
+
     def records(self, name: str, path: Path) -> Records:
         """The records of a file; of a page, whose text takes long to find, none."""
         if FORMATS.get(ending(name)) not in MARKUP.values():
             return read_file(open_raw(path), name, family(name), self.options)
         self.is_all = False
+        self.has_pages = True
         return self.nothing_of_page(name, path)
 
     def nothing_of_page(self, name: str, path: Path) -> Records:
@@ -75,17 +111,27 @@ class Survey:
         yield from ()
 
     def first_of(self, records: Records) -> Iterator[Found | Loss | Skipped]:
-        """The records of a file, as many as are to be looked at and at least two; documents without their text."""
-        for number, record in enumerate(records):
+        """The records of a file, as many as are to be looked at and at least two; documents without their text.
+
+        As long as all lack the text, it is FIRST of them.
+        """
+        is_lacking = True
+        for number, record in enumerate(records, 1):
+            is_lacking = is_lacking and lacks_text(record)
             if isinstance(record, Found):
                 self.left -= len(record.text)
                 yield record._replace(text="")
             else:
                 self.left -= LOSS
                 yield record
-            if self.left < 0 and number:
+            if self.left < 0 and number >= (FIRST if is_lacking else 2):
                 self.is_all = False
                 return
+
+
+def lacks_text(record: Found | Loss | Skipped) -> bool:
+    """Whether a record has no column with the text."""
+    return isinstance(record, Loss) and record.reason.startswith(NO_FIELD)
 
 
 @functools.lru_cache(maxsize=4)  # a plan, its check and its run ask for the same
@@ -118,12 +164,14 @@ def warn_of_doubts(found: Local, options: Options) -> None:
 
 
 def check_records(found: Local, options: Options, max_lost: float, what: str) -> None:
-    """Raise InputError, with the lost records, if the beginnings of the files are all that they have, and too many.
+    """Raise InputError, with the lost records, if these are too many.
 
-    `what`: the files as they were asked for.
+    That is known if the beginnings of the files are all that they have, or hold many records and no document. `what`:
+    the files as they were asked for.
     """
     survey = look(found, options)
-    if not survey.is_all:
+    is_hopeless = len(survey.losses) >= FIRST and not survey.documents and not survey.has_pages
+    if not survey.is_all and not is_hopeless:
         return
     listed = "They are:"
     for loss in survey.losses[:SHOWN]:
