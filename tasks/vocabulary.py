@@ -358,6 +358,13 @@ def entries_table(tokenizer: Tokenizer, counts: pa.Table) -> pa.Table:
     return pa.table({"id": range(len(entries)), "entry": entries, "kind": kinds, "occurrences": times})
 
 
+def unused_entries(used: pa.Table) -> int:
+    """How many entries occur nowhere, without special ones, of which [UNK] may occur."""
+    is_special = pc.equal(used["kind"], "special")
+    is_unused = pc.equal(used["occurrences"], 0)
+    return pc.sum(pc.and_not(is_unused, is_special)).as_py()
+
+
 def kinds_table(used: pa.Table) -> list[dict[str, object]]:
     """The entries as a table, a row for each kind: how many, how many are rare, and their share of all tokens."""
     kinds = np.array(used["kind"].to_pylist())
@@ -414,7 +421,7 @@ def vocabulary(params: Vocabulary, corpus: Artifact, out: Path) -> dict:
         "entries": size,
         "whole_words": size - len(SPECIALS) - continuations,
         "continuations": continuations,
-        "unused": int((entries["occurrences"].to_numpy() == 0).sum()) - len(SPECIALS),
+        "unused": unused_entries(entries),
         "trained_on": {**used, "words": total_of(counts), "different_words": len(counts)},
         "table": kinds_table(entries),
     }

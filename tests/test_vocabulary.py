@@ -38,6 +38,7 @@ from tasks.vocabulary import (
     sum_counts,
     train_wordpiece,
     training_lines,
+    unused_entries,
     vocabulary,
 )
 
@@ -290,6 +291,11 @@ def test_the_entries_are_counted_by_their_kind_and_use(made: Artifact, corpus: A
         own = entries[entries["kind"] == row["kind"]]["occurrences"]
         assert list(row.values())[1:4] == [len(own), (own == 0).sum(), (own < 100).sum()]
         assert row["% of tokens"] == round(100 * own.sum() / entries["occurrences"].sum(), 2)
+
+
+def test_special_entries_are_not_unused_though_unk_occurs():
+    kinds = ["special", "special", "letters", "digits"]
+    assert unused_entries(pa.table({"kind": kinds, "occurrences": [0, 3, 0, 5]})) == 1
 
 
 def test_an_entry_is_of_the_kind_of_its_characters():
