@@ -46,7 +46,14 @@ from tasks.text.holdout import (
 )
 from tasks.text.ngrams import Known
 from tasks.text.sequences import Sort, draw_rows, order_of, write_sequences
-from tasks.text.tokenizer import LONGEST_WORD, copy_tokenizer, heldout_of, load_tokenizer, specials_of
+from tasks.text.tokenizer import (
+    LONGEST_WORD,
+    copy_tokenizer,
+    heldout_of,
+    is_trained_here,
+    load_tokenizer,
+    specials_of,
+)
 from tasks.workers.jobs import over_parts
 
 MOST_SEQUENCES = 85_000_000  # the release's limit
@@ -212,8 +219,11 @@ def overlap_of(held: pa.Table) -> Overlap:
     }
 
 
-def log_heldout(held: dict[str, Any], asked: float) -> None:
-    """Log the statistics of held-out documents; warn if the loss is measured on text that was trained on."""
+def log_heldout(held: dict[str, Any], asked: float, short: int) -> None:
+    """Log the statistics of held-out documents; warn if the loss is measured on text that was trained on.
+
+    `short`: how many documents have too few words to be compared with the training text.
+    """
     of_all = held["shared"]
     of_measured = held["measured"]["shared"]
     log.info(
@@ -222,6 +232,11 @@ def log_heldout(held: dict[str, Any], asked: float) -> None:
         counted(held["documents"], "document"), 100 * held["share"], 100 * asked, 100 * of_all["share_of_documents"],
         of_all["words_in_a_row"], 100 * of_all["share_of_words"],
     )  # fmt: skip
+    if short:
+        log.info(
+            "%s too short to be compared with the training text: of fewer than %d words.",
+            f"{counted(short, 'held-out document')} {'is' if short == 1 else 'are'}", of_all["words_in_a_row"],
+        )  # fmt: skip
     if of_measured["documents"]:
         log.warning(
             "The held-out loss will look too low: the model is trained on passages of %d words or more that make up "
@@ -265,7 +280,8 @@ def hold_out(stems: list[str], work: Path, params: Tokenize, trained: int, out: 
         "shared": overlap_of(held),
         "measured": write_measured(held.take(pa.array(measured)), params.length, out),
     }
-    log_heldout(found, params.heldout_fraction)
+    short = sum(overlap.count_short(texts.to_pylist()) for texts in held["text"].iterchunks())
+    log_heldout(found, params.heldout_fraction, short)
     return found
 
 
@@ -285,8 +301,11 @@ def write_measured(documents: pa.Table, length: int, out: Path) -> dict[str, Any
     }
 
 
-def warn_of_unknown(unknown: dict[str, int], share: float) -> None:
-    """Log a warning if too many tokens are [UNK], with the most frequent such words and what helps."""
+def warn_of_unknown(unknown: dict[str, int], share: float, is_own: bool) -> None:
+    """Log a warning if too many tokens are [UNK], with the most frequent such words and what helps.
+
+    `is_own`: the vocabulary is trained by cram, and not that of a public model.
+    """
     if share <= MOST_UNKNOWN:
         return
     most = list(unknown.items())[:SHOWN_WORDS]
@@ -294,8 +313,10 @@ def warn_of_unknown(unknown: dict[str, int], share: float) -> None:
     long = sum(number for word, number in unknown.items() if len(word) > LONGEST_WORD)
     if 2 * long > sum(unknown.values()):
         helps = f"Words of more than {LONGEST_WORD} characters are [UNK]: put spaces in them, or drop such documents."
-    else:
+    elif is_own:
         helps = "They have characters without an entry: raise vocabulary.alphabet, or vocabulary.entries."
+    else:
+        helps = "Choose a model that reads the script of these words, or drop such documents."
     log.warning("%.1f %% of the tokens are [UNK], most often the words %s. %s", 100 * share, shown, helps)
 
 
@@ -382,5 +403,6 @@ def tokenize(params: Tokenize, corpus: Artifact, words: Artifact, out: Path) -> 
         )
     drawn = write_training(params, encoded, tokenizer, out)
     held = hold_out([part.stem for part in parts], work, params, counts["characters"], out)
-    warn_of_unknown(totals.unknown_words, counts["unknown"] / max(1, counts["tokens"] + held["tokens"]))
+    share = counts["unknown"] / max(1, counts["tokens"] + held["tokens"])
+    warn_of_unknown(totals.unknown_words, share, is_trained_here(tokenizer))
     return statistics(totals, drawn, held, tokenizer.get_vocab_size())

@@ -1,5 +1,6 @@
 """Held-out text that stands in the training text too: found as by a set of runs of words, and not measured."""
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -18,7 +19,7 @@ from tasks.store.artifacts import Artifact
 from tasks.text import holdout
 from tasks.text.holdout import may_be_measured
 from tasks.text.ngrams import Known
-from tasks.text.overlap import WORDS_IN_A_ROW, ngrams_in, ngrams_in_common, words_in_common
+from tasks.text.overlap import WORDS_IN_A_ROW, count_short, ngrams_in, ngrams_in_common, words_in_common
 from tasks.tokenize import Tokenize, tokenize
 from tasks.vocabulary import Vocabulary, vocabulary
 
@@ -69,6 +70,13 @@ def test_runs_in_common_are_those_of_plain_sets(letters: str):
 def test_texts_without_runs_share_nothing(texts: list[str]):
     shared = Known(ngrams_in_common(Known(ngrams_in(texts)), ["one two three", " ".join(WORDS)]))
     assert words_in_common(shared, texts)[1].tolist() == [0] * len(texts)
+
+
+@pytest.mark.parametrize("letters", ["abcdefghij", "漢字仮名交文章天気"])
+def test_texts_without_runs_are_too_short_to_be_compared(letters: str):
+    texts = ["", *with_passages(random.Random(3), letters, 120)]
+    assert 5 < count_short(texts) == sum(not naive.runs(text, WORDS_IN_A_ROW) for text in texts) < 100
+    assert count_short([]) == 0
 
 
 # The stage
@@ -194,6 +202,13 @@ def test_where_nearly_all_of_it_is_shared_all_is_measured_with_a_warning(words, 
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert f"{100 * share:.3g}%" in warning
     assert "heldout_fraction" in warning
+
+
+def test_the_log_says_how_many_documents_are_too_short_to_be_compared(words, tmp_path: Path, caplog):
+    caplog.set_level(logging.INFO)
+    texts = [f"Only {number} short words." for number in range(200)]
+    held = len(held_of(tokenized(corpus_of(tmp_path, texts), words)))
+    assert f"{held} held-out documents are too short" in caplog.text
 
 
 def test_where_nothing_is_held_out_nothing_is_shared(words, tmp_path: Path):

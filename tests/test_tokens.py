@@ -24,7 +24,7 @@ from tasks.store.artifacts import Artifact
 from tasks.store.publish import refresh
 from tasks.text import holdout, sequences
 from tasks.text.tokenizer import PAD, SEP, UNK
-from tasks.tokenize import Tokenize, tokenize
+from tasks.tokenize import Tokenize, tokenize, warn_of_unknown
 from tasks.vocabulary import Vocabulary, vocabulary
 
 LENGTH = 16
@@ -381,6 +381,13 @@ def test_many_unknown_words_are_named_with_what_helps(any_script, tmp_path, capl
     found = tokenized(corpus_of(tmp_path, [text]), any_script)
     assert re.search(helps, caplog.text, re.DOTALL)
     assert sum(found.stats["unknown_words"].values()) == found.stats["unknown_tokens"]
+
+
+def test_for_the_tokenizer_of_a_public_model_no_setting_of_the_vocabulary_is_advised(caplog):
+    for is_own in (True, False):
+        caplog.clear()
+        warn_of_unknown({"ქართული": 50}, 0.02, is_own)
+        assert ("vocabulary." in caplog.text) == is_own
 
 
 def test_few_unknown_words_are_counted_without_a_warning(corpus, words, made: Artifact, caplog):

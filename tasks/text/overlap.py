@@ -25,6 +25,12 @@ def ngrams_in_common(known: Known, texts: list[str]) -> np.ndarray:
     return known.hashes[np.unique(numbers)]
 
 
+def count_short(texts: list[str]) -> int:
+    """How many of these texts have no run, so that they can't be compared."""
+    _, ends = ngrams(texts, WORDS_IN_A_ROW)
+    return int((np.diff(ends, prepend=0) == 0).sum())
+
+
 def words_in_common(shared: Known, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """The words of each text, and how many of them are in one of the shared runs: (texts,) int64 each."""
     found = matching_words(texts)
