@@ -268,8 +268,8 @@ def warn_of_much(kept: int, dropped: int, documents: Counter[str], words: int) -
     if dropped <= MUCH * every:
         return
     log.warning(
-        "%s with %.0f %% of the characters are dropped: they share %d words in a row with rows that the model will "
-        "be scored on (%s).",
+        "Dropped %s, %.0f %% of the characters, for sharing %d words in a row with rows that the model will be scored "
+        "on (%s).",
         counted(documents[ANY], "document"),
         100 * dropped / every,
         words,
@@ -292,7 +292,7 @@ def log_unavailable(others: list[str], why: str, missing: list[str]) -> None:
     if why:
         log.info("Only the texts of %s are searched for: %s.", ", ".join(others), why)
     if missing:
-        log.warning("Skipping tasks whose data is unavailable: %s.", ", ".join(missing))
+        log.warning("These splits are not here, so their sentences are not searched for: %s.", ", ".join(missing))
 
 
 def splits_of(files: Splits, own: Iterable[Definition]) -> dict[str, list[str]]:

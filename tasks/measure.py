@@ -173,7 +173,8 @@ def check_removed(removed: dict, params: Measure) -> None:
         helps = "Set vocabulary.strip_accents to false, since it deletes vowel signs; or"
     raise InputError(
         f"The vocabulary would not read {removed['share']:.1%} of the characters of the text: its normaliser deletes "
-        f"{removed['characters']:,} ({shown}). {helps} raise measure.max_removed, now {params.max_removed:.1%}."
+        f"{removed['characters']:,} ({shown}). {helps} raise measure.max_removed, now {params.max_removed:.1%}, with "
+        "which all is measured again."
     )
 
 

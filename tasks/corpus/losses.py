@@ -104,7 +104,7 @@ class Losses:
             raise InputError(f"{what} has no document that cram can read (lost: {summary}). {advice}")
         seen = self.records + documents
         if self.records > max_lost * seen:
-            advice = self.advice or "Repair the files, or raise download.max_lost."
+            advice = self.advice or "Repair the files, or raise download.max_lost, with which all is read again."
             raise InputError(
                 f"{self.records:,} of {counted(seen, 'record')} in {what} are unreadable ({summary}), more than "
                 f"download.max_lost allows ({max_lost:.1%}). {advice} {where}"
