@@ -18,6 +18,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from model.errors import InputError
 from model.wording import counted
 from tasks.corpus import local, sources, streams
+from tasks.corpus.columns import first_of
 from tasks.corpus.containers import Encoding
 from tasks.corpus.documents import EFFECT, OTHER, Found, Options, source_name
 from tasks.corpus.kinds import Damage, counted_kinds
@@ -37,6 +38,7 @@ STATE = "state.json"
 COLUMNS = ("column", "source_column")  # params on how rows are read
 OWN_TEXT = (*COLUMNS, "documents_by", "encoding", "extract")  # params on how files are read
 HUB = streams.Split._fields
+BLANK_LINES = 2  # raise it when other lines are blank: it enters the keys of text that these divide
 OPTIONS = {"files": ("files", *OWN_TEXT), "hub": (*HUB, *COLUMNS)}  # params of a source; the first one is required
 log = logging.getLogger(__name__)
 
@@ -145,6 +147,8 @@ class Download(Params):
         about = {name: value for name, value in super().identity().items() if name not in ("files", *HUB)}
         if self.extract:
             about["extract"] = extractor(self.extract)
+        if self.documents_by == "blank-line":
+            about["blank_lines"] = BLANK_LINES
         about["sources"] = {name: self.identity_of(name) for name in self.weights}
         return about
 
@@ -298,15 +302,23 @@ class Counts(Tally):
         return {"documents": self.read[name], "bytes": self.bytes[name], "ended": ended}
 
     def log_findings(self) -> None:
-        """Log what was found in files, what of archives was not read, and which options had no effect."""
+        """Log what was found in files, what of archives was not read, and which options and sets had no effect."""
         if self.skipped:
             kinds = counted_kinds(self.skipped.elements())
-            log.warning("Files in archives, or mails, that were not read: %s.", kinds)
+            log.warning("Files in archives, or messages, that were not read: %s.", kinds)
         if {"files", "hub"} & set(self.params.weights):
             log.info("The documents by format and column: %s.", json.dumps(self.formats))
         for option, forms in EFFECT.items():
             if getattr(self.params, option) and not forms & set(self.formats):
                 log.warning("download.%s had no effect: no document is from %s.", option, " or ".join(sorted(forms)))
+        absent = [name for name in self.params.sets if source_name(name) not in self.documents]
+        if absent:
+            there = [name for name, _ in (self.documents + self.other_sets).most_common()]
+            log.warning(
+                "No document of the text is from these of download.sets: %s. Read were documents of: %s.",
+                ", ".join(absent),
+                first_of(there, MOST_SETS),
+            )
 
 
 def formats_in(state: dict[str, Any]) -> defaultdict[str, Counter[str]]:
@@ -326,7 +338,8 @@ def reader_of(name: str, params: Download, own: OwnText, at: Any) -> sources.Sou
     """The reader of a source, which begins where an earlier attempt stopped, or at the beginning if `at` is None."""
     if name == "hub":
         return streams.StreamReader(params.of_dataset, params.options, at)
-    return sources.reader_of(name, params.sets, own.found.files, own.flaws, params.options, at)
+    is_mixed = len(params.weights) > 1
+    return sources.reader_of(name, params.sets, own.found.files, own.flaws, params.options, at, some=is_mixed)
 
 
 def read_sources(readers: dict[str, sources.SourceReader], counts: Counts, parts: PartWriter) -> None:
@@ -419,7 +432,10 @@ def check_unchanged(params: Download, out: Path) -> None:
 
 def statistics(counts: Counts, readers: dict[str, sources.SourceReader], parts: int, skipped: Counter[str]) -> dict:
     """What the stage returns. `skipped`: the files by kind that were not read as text."""
-    shards = sum(reader.shard + bool(reader.records) for reader in readers.values())
+    shards = 0
+    for reader in readers.values():
+        is_begun = reader.records > 0 and not reader.ended
+        shards += reader.shard + is_begun
     stats = {"shards": shards, "parts": parts, **counts.stats()}
     if skipped:
         stats["skipped"] = dict(skipped.most_common())

@@ -628,11 +628,13 @@ def test_documents_of_a_text_file_are_what_was_asked(store: Path, tmp_path: Path
     for by, expected in (
         ("file", [("a.txt:1", "\r\none\r\ntwo\r\n \r\nthree\r\n\xa0\r\n")]),
         ("line", [("a.txt:2", "one"), ("a.txt:3", "two"), ("a.txt:5", "three")]),
-        ("blank-line", [("a.txt:2", "one\ntwo"), ("a.txt:5", "three\n\xa0")]),
+        ("blank-line", [("a.txt:2", "one\ntwo"), ("a.txt:5", "three")]),
     ):
         corpus = downloaded(path, documents_by=by)
         assert [(d.id, d.text) for d in documents_of(corpus)] == expected
         assert corpus.stats["formats"] == {"text": {by: len(expected)}}
+    assert texts.is_blank("\u3000\n".encode())
+    assert not texts.is_blank(b"\xff \n"), "it is lost, which is counted"
     path.write_bytes(b"x" * (texts.LARGE + 1))
     assert len(texts_of(downloaded(path, documents_by="file"))) == 1
     path.write_bytes(b"first\n" + b"one\rtwo\x0cthree\n\r\n" * (texts.LARGE // 10))
@@ -658,6 +660,8 @@ def test_options_at_their_defaults_are_not_in_the_key(store: Path, tmp_path: Pat
     usual = downloaded(path)
     assert not {"column", "source_column", "documents_by", "encoding", "extract"} & set(usual.manifest["params"])
     assert downloaded(path, column="").key == usual.key != downloaded(path, column="text").key
+    assert "blank_lines" not in downloaded(path, documents_by="line").manifest["params"]
+    assert "blank_lines" in downloaded(path, documents_by="blank-line").manifest["params"]
     for settings in ({"encoding": "utf-99"}, {"encoding": "base64"}, {"source": "pile", "files": [], "column": "x"}):
         with pytest.raises(ValueError, match=list(settings)[-1]):
             downloaded(*([] if "source" in settings else [path]), **settings)

@@ -456,8 +456,11 @@ def test_sets_that_paths_name_are_chosen_before_anything_is_fetched_and_are_not_
     found = documents(source="common-pile", sets=["wikimedia", "news"])
     assert Counter(document.source for document in found) == {"wikimedia": 6, "news": 6}
     assert {name.split("/")[0] for name in online.names()} == {"wikimedia", "news"}
-    with pytest.raises(InputError, match=r"wikipedia.* news, uspto, wikimedia"):
-        documents(source="common-pile", sets=["wikipedia"])
+    for sets in (["wikipedia"], ["news", "wikipedia"]):
+        with pytest.raises(InputError, match=r"no set wikipedia\..* news, uspto, wikimedia.*download\.sets"):
+            documents(source="common-pile", sets=sets)
+    of_a_mixture = hub.files(SOURCES["common-pile"], ("news", "of another source"), some=True)
+    assert {file.set for file in of_a_mixture} == {"news"}
     [names, again] = [[file.name for file in hub.files(SOURCES["common-pile"])] for _ in range(2)]
     assert sorted(names) == sorted(online.files[at("common-pile")]) != names == again
 

@@ -81,6 +81,7 @@ def test_a_folder_and_the_hub_give_the_same_documents(hub: Hub, folder: Path):
     assert [d.id for d in documents_of(local)][:2] == ["own/en/train:1", "own/en/train:2"]
     assert local.stats["by_source"] == {"own/en/train": {"documents": 900, "characters": sum(map(len, TEXTS))}}
     assert local.stats["formats"] == {"datasets": {"content": 900}}
+    assert local.stats["shards"] == 1
     assert texts_of(downloaded(folder, config="de", column="doc.text")) == [text.upper() for text in TEXTS[:30]]
     by_topic = downloaded(folder, source_column="topic").stats["by_source"]
     assert {name: of["documents"] for name, of in by_topic.items()} == {"law": 300, "own/en/train": 300, "tax": 300}

@@ -183,16 +183,22 @@ def newest_commit(source: Source) -> str:
     return newest or ""
 
 
-def files(source: Source, sets: tuple[str, ...] = ()) -> list[File]:
-    """The shards of a source in reading order; only those of `sets` if the paths of the shards name sets."""
+def files(source: Source, sets: tuple[str, ...] = (), some: bool = False) -> list[File]:
+    """The shards of a source in reading order; only those of `sets` if the paths of the shards name sets.
+
+    Raises InputError if one of these isn't there; if it suffices that `some` are, only if none is.
+    """
     shards = shards_on_hub(source)
     if not shards:
         raise InputError(f"{source.repository} has no file that matches {source.pattern}. Check HF_ENDPOINT.")
     known = sorted({shard.set for shard in shards if shard.set})
     if sets and known:
         shards = [shard for shard in shards if shard.set in sets]
-    if not shards:
-        raise InputError(f"{source.repository} has no set {', '.join(sets)}. Its sets: {', '.join(known)}.")
+    absent = [name for name in sets if name not in known] if known else []
+    if absent and not (some and shards):
+        raise InputError(
+            f"{source.repository} has no set {', '.join(absent)}. Its sets: {', '.join(known)}. Correct download.sets."
+        )
     shards.sort(key=lambda shard: shard.name)
     if source.mixed:
         shards.sort(key=lambda shard: hashlib.sha256(shard.name.encode()).digest())

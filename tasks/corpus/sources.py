@@ -57,13 +57,16 @@ def identity_of(name: str, files: Sequence[str], extract: str) -> dict:
     return identity_of_hub(name)
 
 
-def shards_of(name: str, sets: Sequence[str], files: dict[str, Path]) -> list[hub.File]:
-    """The shards of a source, in order. `files` are those of the source 'files'; `sets` choose shards on the hub."""
+def shards_of(name: str, sets: Sequence[str], files: dict[str, Path], some: bool = False) -> list[hub.File]:
+    """The shards of a source, in order. `files` are those of the source 'files'; `sets` choose shards on the hub.
+
+    `some`: some of the sets may be those of other sources.
+    """
     if name == "files":
         return [hub.File(file, path=path) for file, path in files.items()]
     if name == "python-docs":
         return [hub.File(package) for package in pydocs.installed()]
-    return hub.files(hub.SOURCES[name], tuple(sets))
+    return hub.files(hub.SOURCES[name], tuple(sets), some)
 
 
 class SourceReader(Protocol):
@@ -148,12 +151,14 @@ def reader_of(
     flaws: dict[str, Loss],
     options: Options,
     at: Sequence[int] | None,
+    some: bool = False,
 ) -> Reader:
     """The reader of a source, which begins where an earlier attempt stopped, or at the beginning if `at` is None.
 
-    `files` are those of the source 'files', of which those in `flaws` can't be read, or aren't there.
+    `files` are those of the source 'files', of which those in `flaws` can't be read, or aren't there; `sets` and `some`
+    are as for `shards_of`.
     """
-    shards = shards_of(name, sets, files)
+    shards = shards_of(name, sets, files, some)
     if name != "files":
         return Reader(name, shards, at or (0, 0), options, {})
     gone = sorted(flaws.keys() - files.keys())

@@ -104,7 +104,7 @@ def text_rows(file: io.BufferedReader, name: str, unit: str, asked: bool) -> Row
 def refusal_of_large(data: bytes, name: str) -> str:
     """The sentence about a large text file, if the user didn't choose what a document is."""
     lines = [line for _, line in lines_of(io.BufferedReader(io.BytesIO(data)))]  # type: ignore[arg-type]
-    blank = sum(not line.strip() for line in lines)
+    blank = sum(map(is_blank, lines))
     size = f"{len(data) / 1e6:.1f} MB"
     advice = (
         "Set download.documents_by: `line` if each line is a document, or `blank-line` if blank lines divide documents"
@@ -133,7 +133,7 @@ def blocks(file: io.BufferedReader, unit: str) -> Iterator[tuple[int, bytes]]:
     size = 0
     start = 1
     for number, line in lines_of(file):
-        is_end = line.startswith(PAGE_END) if unit == "doc" else line.isspace()
+        is_end = line.startswith(PAGE_END) if unit == "doc" else is_blank(line)
         if is_end:
             text = b"\n".join(block)
             yield start, text.strip(b"\n") if size <= rows.MOST_BYTES else text
@@ -148,6 +148,11 @@ def blocks(file: io.BufferedReader, unit: str) -> Iterator[tuple[int, bytes]]:
     if block and unit == "doc":
         raise EOFError("it ends within a <doc>")
     yield start, b"\n".join(block)
+
+
+def is_blank(line: bytes) -> bool:
+    """Whether a line in UTF-8 has white space only, of any kind."""
+    return line.decode(errors="replace").isspace()
 
 
 def doubt_of(head: bytes, name: str, asked: bool) -> str:
