@@ -38,6 +38,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}"
 
 
+def number_in_words(number: float) -> str:
+    """A number with six digits, or all those in front of its point: `3.5`, `0.00123457`, `1,234,567`.
+
+    With an exponent from 1e15 on.
+    """
+    if 1e5 <= abs(number) < 1e15:
+        return f"{number:,.0f}"
+    return f"{number:,.6g}"
+
+
 def duration(seconds: float, digits: int = 3) -> str:
     """Seconds in the largest unit that makes the number at least 1: `24 hours`, `1.5 minutes`, `7.75 seconds`."""
     unit, size = largest_unit(seconds)

@@ -56,7 +56,7 @@ class Report(Params):
     )
 
 
-@stage(version=16)
+@stage(version=17)
 def report(params: Report, runs: list[Artifact], judged: list[Artifact], out: Path) -> dict:
     """Write the report as page, Markdown and JSON, its pictures, and the model card."""
     name, lineage = scores.pretrained_of(runs)

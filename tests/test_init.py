@@ -178,6 +178,31 @@ LABELLED: dict[str, tuple[str, bytes, dict]] = {
         ),
         {"text": "words", "label": "ner", "kind": "tokens"},
     ),
+    "a column named as one of its classes": (
+        "t.csv",
+        csv({"text": TEXTS, "spam": [("spam", "ham")[i % 2] for i in range(ROWS)]}),
+        {"text": "text", "label": "spam"},
+    ),
+    "objects whose field is named as one of its classes": (
+        "t.jsonl",
+        lines({"the whole text": TEXTS, "spam": [("spam", "ham")[i % 2] for i in range(ROWS)]}),
+        {"text": "the whole text", "label": "spam"},
+    ),
+    "codes that Python would read as numbers": (
+        "t.csv",
+        csv({"text": TEXTS, "code": [f"{i % 8}_{i % 7}" for i in range(ROWS)]}),
+        {"text": "text", "label": "code"},
+    ),
+    "numbers of classes with semicolons between": (
+        "t.jsonl",
+        lines({"text": TEXTS, "codes": [f"{i % 3};{i % 4}" if i % 2 else str(i % 3) for i in range(ROWS)]}),
+        {"text": "text", "label": "codes", "kind": "multilabel"},
+    ),
+    "a class beside prices with a comma": (
+        "t.csv",
+        csv({"text": TEXTS, "price": [f"{i % 9},5" for i in range(ROWS)], "topic": CLASSES}),
+        {"text": "text", "label": "topic"},
+    ),
     "CoNLL": ("t.conll", conll(), {"kind": "tokens"}),
     "CoNLL in .tsv": ("t.tsv", conll("\t"), {"kind": "tokens"}),
     "few labels": (
@@ -260,6 +285,31 @@ def test_findings_doubts_and_the_next_command_are_printed(folder: Path):
         assert words in said
 
 
+@pytest.mark.parametrize(("every", "characters"), [(1, "unicode"), (50, "ascii")])
+def test_what_ascii_would_delete_from_labelled_texts_is_said_and_kept_if_it_is_much(folder: Path, every, characters):
+    texts = [f"{text} 😀" if i % every == 0 else text for i, text in enumerate(TEXTS)]
+    write(folder, letters(TEXTS) | {"t.csv": csv({"text": texts, "label": CLASSES})})
+    said = cram_init("letters", "--labels", "t.csv")
+    assert "such as 😀" in said
+    made = tomllib.loads((folder / "my.toml").read_text(encoding="utf-8"))
+    assert made["vocabulary"]["characters"] == characters
+
+
+def test_typographic_punctuation_in_labelled_texts_needs_no_unicode(folder: Path):
+    texts = [f"“{text}” – it’s" for text in TEXTS]
+    made = made_of(
+        folder, letters(TEXTS) | {"t.csv": csv({"text": texts, "label": CLASSES})}, "letters", "--labels", "t.csv"
+    )
+    assert made["vocabulary"]["characters"] == "ascii"
+
+
+def test_many_whole_numbers_that_repeat_may_be_codes_and_it_is_said(folder: Path):
+    write(folder, letters(TEXTS) | {"t.csv": csv({"text": TEXTS, "intent": [i % 60 for i in range(ROWS)]})})
+    assert "60 different whole numbers" in cram_init("letters", "--labels", "t.csv")
+    write(folder, {"t.csv": csv({"text": TEXTS, "price": [1000 + 37 * i % ROWS for i in range(ROWS)]})})
+    assert "whole numbers" not in cram_init("letters", "--labels", "t.csv", "--force")
+
+
 DOUBTS: dict[str, tuple[Callable[[], list[str]], str]] = {
     "repeated documents": (lambda: TEXTS[:100] + TEXTS[:100], "50 % of the documents"),
     "short documents": (lambda: [f"Text {i}" for i in range(ROWS)], "fewer than"),
@@ -312,11 +362,24 @@ def test_an_existing_file_stays_unless_forced(folder: Path):
         (["numbers.csv"], "numbers.csv"),
         (["letters", "--labels", "nameless.csv"], r"nameless\.csv.* names of the columns"),
         (["cyrillic.txt"], r"cyrillic\.txt.*iconv"),
+        (["letters", "--labels", "cyrillic.csv"], r"cyrillic\.csv.*iconv"),
+        (["letters", "--labels", "classes.csv"], r"classes\.csv.*iconv"),
+        (["letters", "--labels", "comma.csv"], r"comma\.csv: the labels in Bewertung .* such as 1,5"),
+        (["--labels", "tokens.csv"], "tokens.csv"),
+        (["letters", "--labels", "table.txt"], r"table\.txt is read as CoNLL"),
+        (["letters", "--labels", "letters/gone"], "no file or folder letters/gone"),
     ],
 )
 def test_bad_input_is_refused_with_its_name_and_nothing_is_written(folder: Path, arguments: list[str], words: str):
     files = {"empty.csv": b"", "same.csv": csv({"text": TEXTS}), "t.conll": conll(), "numbers.csv": b"a,b\n1,2\n3,4\n"}
     files["nameless.csv"] = csv({"text": TEXTS, "label": CLASSES}).partition(b"\n")[2]
+    cyrillic = {"text": CYRILLIC, "label": CLASSES}
+    files["cyrillic.csv"] = csv(cyrillic, encoding="windows-1251")
+    files["classes.csv"] = csv({"text": TEXTS, "label": ["мост", "река"] * 100}, encoding="windows-1251")
+    files["comma.csv"] = csv({"Text": TEXTS, "Bewertung": [f"{i % 5},{5 * (i % 2)}" for i in range(1, ROWS + 1)]}, ";")
+    tokens = [text.split() for text in SENTENCES]
+    files["tokens.csv"] = csv({"tokens": tokens, "tags": [["O"] * len(row[1:]) + ["B-X"] for row in tokens]})
+    files["table.txt"] = csv({"text": TEXTS, "label": CLASSES}, "\t")
     files["cyrillic.txt"] = "\n".join(CYRILLIC).encode("windows-1251")
     write(folder, letters(TEXTS) | files)
     before = sorted(folder.rglob("*"))

@@ -161,6 +161,9 @@ def test_tokens_and_tags_of_a_csv_are_lists_too(tmp_path: Path):
     assert data.task.labels == ("B-PER", "O")
     kept = [list(tokens) for table in data.tables.values() for tokens in table["tokens"]]
     assert sorted(kept) == sorted(row["tokens"] for row in rows)
+    notes = " ".join(data.notes)
+    assert "the tokens in 40 rows" in notes
+    assert "Anna" not in notes, "cards and reports publish the notes"
 
 
 # Names

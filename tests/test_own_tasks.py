@@ -281,6 +281,28 @@ def test_rows_are_held_out_by_their_text_whatever_their_order_and_no_text_is_on_
     assert len(read(tmp_path / "a.jsonl", validation=0.1).tables["validation"]) < len(held[0])
 
 
+def test_rows_that_are_the_same_text_but_for_capitals_and_blanks_are_on_one_side_and_counted(tmp_path: Path):
+    rows = []
+    for i in range(200):
+        for text in (f"The river no. {i}", f"the river  no. {i}", f"THE\u00a0RIVER no. {i}\n"):
+            rows.append({"text": text, "label": "ab"[i % 2]})
+    rows.append({"text": "The river no. 0", "label": "b"})
+    data = read(write_rows(tmp_path / "a.jsonl", rows), validation=0.2)
+    train, validation = (set(data.tables[split]["text"].map(reading.folded)) for split in ("train", "validation"))
+    assert train
+    assert validation
+    assert not train & validation
+    assert len(data.tables["train"]) == data.duplicates + len(train)
+    assert [note for note in data.notes if "4 rows whose texts also occur with another label" in note]
+
+
+def test_many_whole_numbers_that_repeat_are_classes_if_it_is_asked_for_and_codes_are_no_numbers(tmp_path: Path):
+    path = write_rows(tmp_path / "a.jsonl", rows_with([*range(60)] * 4))
+    assert read(path, kind="classes").task.labels == tuple(map(str, range(60)))
+    path = write_rows(tmp_path / "b.csv", rows_with(["3_5", "35", "1_0"] * 20))
+    assert set(read(path).task.labels) == {"3_5", "35", "1_0"}
+
+
 def test_splits_of_a_folder_are_taken_as_they_are(tmp_path: Path):
     for split, count in (("train", 50), ("dev", 20), ("test", 10)):
         rows = rows_of(len(split), count)
@@ -413,7 +435,7 @@ def changed(place: int, **values) -> list[dict]:
     [
         (GOOD, {"text": "body"}, ["body", "text, label", "Set text"]),
         (GOOD, {"label": "Label"}, ["Label", "text, label", "Set label"]),
-        ([{"text": "a", "y": "b"}] * 20, {}, ["label or labels", "text, y"]),
+        ([{"text": "a", "y": "b"}] * 20, {}, ["label, labels", "text, y"]),
         ([row | {"body": "x"} for row in GOOD], {}, ["text and body", "Set text"]),
         ([row | {"category": "x"} for row in GOOD], {}, ["label and category", "Set label"]),
         (changed(6, label=None), {"max_unlabelled": 0.02}, ["mine/train: 1 of 40 rows", "line 7", "max_unlabelled"]),
@@ -422,11 +444,12 @@ def changed(place: int, **values) -> list[dict]:
         (changed(6, label=["a", "b"]), {}, ["label of line 7 is ['a', 'b']", "kind"]),
         (rows_with(["a"] * 40), {}, ["label is a"]),
         (rows_with([i / 3 for i in range(40)]), {}, ["label", "'regression'"]),
-        (rows_with([*range(60)] * 4), {}, ["60", "label", "'regression'"]),
+        (rows_with([*range(60)] * 4), {}, ["60", "label", "'regression'", "'classes' for codes"]),
+        (rows_with([*range(60)]), {"kind": "classes"}, ["60", "label", "'regression'"]),
         (rows_with([f"w {i}" for i in range(240)]), {}, ["240", "label", "another column"]),
         (GOOD, {"kind": "regression"}, ["label of lines 1, 2, 3, 4, 5 and 35 more is 'a'", "number"]),
         (rows_with([1, 2, 1e39, "n/a"]), {"kind": "regression"}, ["label of line 3 is 1e+39", "number"]),
-        (GOOD, {"kind": "tokens"}, ["tokens or words"]),
+        (GOOD, {"kind": "tokens"}, ["tokens, words"]),
         ([{"tokens": ["a", "b"], "tags": ["O"]}] * 9, {"kind": "tokens"}, ["lines 1, 2", "(2, 1)", "tags"]),
         ([{"tokens": "a b", "tags": ["O"]}] * 9, {"kind": "tokens"}, ["tokens of lines 1, 2"]),
         ([{"tokens": ["a"], "tags": "O"}] * 9, {"kind": "tokens"}, ["label of lines 1, 2"]),

@@ -326,7 +326,8 @@ def test_inputs_are_truncated_as_in_finetuning(tmp_path: Path):
         ("mnli", "a\té".encode()[:-1], "byte 0xc3 at position 3"),
         ("mnli", b"one text", "0 tabs;"),
         ("mnli", b"a\tb\tc", "2 tabs;"),
-        ("mnli", b"a\t ", "1 tab;"),
+        ("mnli", b"a\t ", "second text is empty"),
+        ("mnli", b"\tb", "first text is empty"),
         ("sst2", b"the\triver", "1 tab;"),
     ],
 )
@@ -339,6 +340,14 @@ def test_a_line_that_cannot_be_answered_is_named_after_the_answers_before_it(
     printed, error = run("predict", task, tmp_path / "texts")
     assert printed == before
     assert re.match(f"Line 2 .*{named}", error)
+
+
+@pytest.mark.parametrize("name", ["new.csv", "new.json", "new.jsonl", "new.parquet"])
+def test_a_table_is_refused_with_how_to_write_its_texts(name: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(b"text\na map\n")
+    printed, error = run("predict", "sst2", tmp_path / name)
+    assert not printed
+    assert f"{tmp_path / name}')" in error or f"{tmp_path / name}', lines=True)" in error
 
 
 def test_an_unknown_task_takes_its_number_of_texts_from_the_folder_or_the_first_line(store: Path, tmp_path: Path):
@@ -364,7 +373,7 @@ def test_a_model_is_named_as_artifacts_are_or_by_its_folder(store: Path, tmp_pat
     assert len(run("fill", "a [MASK]", "--model", "copied")[0]) == 1
 
 
-def test_the_newest_model_is_taken_of_one_task_and_asked_for_among_several(tmp_path: Path):
+def test_the_newest_model_is_taken_of_one_task_and_asked_for_among_several(tmp_path: Path, monkeypatch):
     with store_of_its_own(tmp_path):
         for key, task in (("0a", "tickets"), ("0b", "tickets"), ("0c", "letters")):
             if task == "letters":
@@ -375,6 +384,8 @@ def test_the_newest_model_is_taken_of_one_task_and_asked_for_among_several(tmp_p
         for name in ("latest", "finetune/latest"):
             with pytest.raises(InputError, match=r"tickets \(finetune/0b\), letters \(finetune/0c\)"):
                 model_folder("finetune", name)
+        (tmp_path / "labels" / "tickets").mkdir(parents=True)  # a folder without a model
+        monkeypatch.chdir(tmp_path / "labels")
         found = [model_folder("finetune", name).name for name in ("tickets", "finetune/tickets", "letters", "0a")]
         assert found == ["0b", "0b", "0c", "0a"]
 

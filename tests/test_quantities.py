@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from model.wording import budget, counted, duration, parse_budget, span
+from model.wording import budget, counted, duration, number_in_words, parse_budget, span
 
 HOUR = 3600
 
@@ -19,6 +19,10 @@ HOUR = 3600
         (duration, (60.02,), "1 minute"),
         (duration, (7.75,), "7.75 seconds"),
         (duration, (0.1234,), "0.123 seconds"),
+        (number_in_words, (0.0012345678,), "0.00123457"),
+        (number_in_words, (999_999.7,), "1,000,000"),
+        (number_in_words, (1_234_567.8,), "1,234,568"),
+        (number_in_words, (1e15,), "1e+15"),
         (span, (48.36, 48.44), "48.4"),
         (span, (48.4, 51.2), "48.4 to 51.2"),
         (budget, (1 / 60, "hours"), "1 minute"),

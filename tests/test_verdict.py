@@ -11,6 +11,7 @@ import pytest
 
 from tasks.glue.table import TASKS, Task
 from tasks.reports import cards, examples, funnel
+from tasks.reports.scores import data_notes
 from tasks.reports.verdict import compare, comparison_rows, difference_of, verdict
 
 
@@ -47,6 +48,10 @@ def pair(task: str, score: float, without: float) -> list[dict]:
         ([row("a", 51.0), row("b", 80.0)], True, ["1 of 2 scores are certainly better"], []),
         ([row("a", 51.0), row("b", 50.0)], True, ["None of 2 scores is certainly better"], []),
         ([*pair("a", 80.0, 70.0), row("b", 51.0)], True, ["Pretraining helps: a", "b: 51.0"], ["not measured"]),
+        ([row("a", 60.0, majority=60.0), row("a", 50.0, pretrained=False)], True,
+         ["Pretraining helps: a", "But the score is not certainly better than", "same answer (60.0)"], []),
+        (pair("a", 70.0, 80.0) + pair("b", 51.0, 60.0), True,
+         ["doesn't certainly help on any of 2 scores", "hurts on 2", "1 of the 2 (b) is not certainly better"], []),
         ([row("a", 50.0, pretrained=False)], True, ["no score"], ["helps", "better"]),
     ],
 )  # fmt: skip
@@ -154,7 +159,22 @@ def test_numbers_are_shown_by_their_distance_and_lists_of_labels_as_one_answer(t
     assert found["right"][0]["probability"] == pytest.approx((1 / (1 + math.exp(-2))) ** 2, abs=1e-4)
 
 
+def test_large_numbers_keep_their_digits_and_are_ordered_by_them(tmp_path):
+    price = Task("n", ("text",), (), ("pearson",), {"train": 0, "validation": 0}, kind="regression", own=True)
+    numbers = {"label": [1_000_049.0, 1_000_049.0], "prediction": [1_000_000.0, 1_000_048.0]}
+    found = answers(tmp_path, price, text=["far", "near"], **numbers, scores=[[p] for p in numbers["prediction"]])
+    nearest = found["right"][0]
+    assert (nearest["texts"], nearest["label"], nearest["prediction"]) == (["near"], "1,000,049", "1,000,048")
+
+
 # Text
+
+
+@pytest.mark.parametrize("file", ["my.conll", "my: own.csv", "v1.2:x.jsonl.gz", "data"])
+def test_notes_lose_the_name_of_the_file_and_keep_what_is_said_of_it(file):
+    said = "the label B: x of row 3 is in no training row"
+    stats = {"task": "ner", "data": {"notes": [f"ner/{file}: {said}", f"ner/train: {said}"]}}
+    assert data_notes(stats) == [f"ner: {said}", f"ner/train: {said}"]
 
 
 def test_samples_of_what_was_dropped_name_no_files(tmp_path):

@@ -124,8 +124,11 @@ def check_name_of(path: str) -> None:
 
 
 def has_readable_text(task: "TaskOverview") -> bool:
-    """Whether the text of labelled rows can be text to train on: they are rows of a table on this machine."""
-    return bool(task.definition.text) and not task.definition.repository()
+    """Whether the text of labelled rows can be text to train on: they are rows of a table on this machine.
+
+    Tokens are text if they are lists, which are joined, but not if a program wrote lists as text.
+    """
+    return bool(task.definition.text) and task.is_readable and not task.definition.repository()
 
 
 def check_has_text(without: list[str], start: str) -> None:

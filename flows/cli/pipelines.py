@@ -67,8 +67,7 @@ def model_folder(stage: str, name: str) -> Path:
     from tasks.store.manifests import MANIFEST, decisive_files, verify_files
 
     kept = [artifact for artifact in artifacts_of(stage) if has_weights(artifact.path)]
-    # os.path.isdir is False for a name that is too long, where Path.is_dir raises an error
-    folder = Path(name) if os.path.isdir(name) else find_kept_model(stage, name, kept).path
+    folder = Path(name) if means_folder(name) else find_kept_model(stage, name, kept).path
     about = read_json(folder / MANIFEST)
     if about:
         check_model(stage, name, folder, about, kept)
@@ -77,6 +76,17 @@ def model_folder(stage: str, name: str) -> Path:
     verify_files(folder, files, name)
     print_note(f"Model: {model_facts(stage, folder, about)}")
     return folder
+
+
+def means_folder(name: str) -> bool:
+    """Whether a name is that of a folder; a bare one only if a model is in it, since a task may have its name too."""
+    from tasks.store.manifests import MANIFEST
+
+    # os.path.isdir is False for a name that is too long, where Path.is_dir raises an error
+    if not os.path.isdir(name):
+        return False
+    is_bare = os.path.basename(name) == name
+    return not is_bare or any((Path(name) / file).exists() for file in (MANIFEST, "config.json", "adapter_config.json"))
 
 
 def check_model(stage: str, name: str, folder: Path, about: dict, kept: "list[Artifact]") -> None:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 BATCH = 32  # lines of a file; a line that is typed or piped is answered at once
 CONTINUED = "##"  # how pieces within a word begin
 LIKELY = 0.5  # probability from which on one of several labels is given
+TABLES = {  # with functions of pandas that read them
+    ".csv": "read_csv('{}')",
+    ".json": "read_json('{}')",
+    ".jsonl": "read_json('{}', lines=True)",
+    ".parquet": "read_parquet('{}')",
+}
 FIELDS = ("text", "text_pair")  # of a line, as transformers names them
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
@@ -133,9 +139,12 @@ class Labeller:
             return Line(number, [])
         parts = line.split("\t")
         expected = self.texts or min(2, len(parts))
-        if len(parts) != expected or not all(part.strip() for part in parts):
-            words = "one text" if expected == 1 else "two texts, separated by one tab"
+        words = "one text" if expected == 1 else "two texts, separated by one tab"
+        if len(parts) != expected:
             raise InputError(f"Line {number} has {counted(len(parts) - 1, 'tab')}; expected {words}.")
+        for part, which in zip(parts, ("first", "second"), strict=False):
+            if not part.strip():
+                raise InputError(f"Line {number} is incomplete: its {which} text is empty; expected {words}.")
         self.texts = expected
         tokenizer = self.model.tokenizer
         ids = self.model.ids(parts, add_special_tokens=False)
@@ -289,13 +298,20 @@ def fill_masks(opened: Opened, text: str, top: int, where: str) -> list[list[Can
 
 
 def open_input(name: str) -> TextIO:
-    """Open a file, or standard input for `-`. Raises InputError if it can't be read."""
+    """Open a file, or standard input for `-`. Raises InputError if it can't be read, and for a table."""
     # Its lines are those of `wc -l` and `paste`, so that answers stay beside their texts.
     encoding = "utf-8-sig"
     errors = "surrogateescape"
     if name == "-":
         sys.stdin.reconfigure(encoding=encoding, errors=errors, newline="\n")  # type: ignore[union-attr]
         return sys.stdin
+    reader = TABLES.get(Path(name).suffix.lower())
+    if reader and os.path.isfile(name):
+        texts = f"pd.{reader.format(name)}['text']"  # of the column with this name
+        raise InputError(
+            f"{name} is a table by its name; expected a file with one text per line. To write one, of its column text: "
+            f"""python -c "import pandas as pd; [print(*str(text).split()) for text in {texts}]" > texts.txt"""
+        )
     try:
         return Path(name).open(encoding=encoding, errors=errors, newline="\n")
     except OSError as error:

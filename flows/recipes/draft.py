@@ -254,8 +254,11 @@ def vocabulary_section(found: Found, recipe: str) -> Section:
     section = Section("[vocabulary]")
     if recipe not in ENTRIES:
         return section
-    how = Normaliser(characters="unicode") if found.writing.needs_unicode else ASCII
-    section.set("characters", how.characters, about_ascii(found.writing))
+    how = Normaliser(characters="unicode") if found.needs_unicode else ASCII
+    note = about_ascii(found.writing)
+    if found.needs_unicode and not found.writing.needs_unicode:
+        note = f"for the labelled texts of {first(found.tasks_beyond_ascii)}"
+    section.set("characters", how.characters, note)
     usual = ENTRIES[recipe]
     entries = usual
     note = ""

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from model.wording import counted
+from model.wording import counted, number_in_words
 from tasks.corpus.overview import TextOverview
 from tasks.glue.overview import TaskOverview
 from tasks.glue.reading import Data
 from tasks.glue.table import LABEL
 from tasks.text import words
 from tasks.text.words import Normaliser
-from tasks.text.writing import Writing, writing_of
+from tasks.text.writing import Writing, lost_of, writing_of
 
 LITTLE = 1e6  # characters of text, which are too few for a good model
 SHOWN_CLASSES = 12
@@ -22,6 +22,7 @@ FEW_ROWS = 10  # of a class
 FEW_LABELS = 200  # rows
 MOST_OF_ONE = 0.9  # of the rows in one class
 REPEATED = 0.05  # of the documents, from which repetitions are said
+LOST = 0.01  # of the labelled texts, from which it is said that ASCII deletes something
 KNOWN = 0.6  # of the words in labelled texts, that should occur in the text
 UNICODE = Normaliser(characters="unicode")
 SHORT = 40  # characters, the median of documents that are hardly texts
@@ -60,6 +61,16 @@ class Found:
     def writing(self) -> Writing:
         """How the texts are written."""
         return writing_of(self.texts)
+
+    @cached_property
+    def tasks_beyond_ascii(self) -> list[str]:
+        """The tasks whose texts ASCII would spoil."""
+        return [one.definition.name for one in self.tasks if writing_of(one.texts).needs_unicode_for_labels]
+
+    @property
+    def needs_unicode(self) -> bool:
+        """Whether ASCII would spoil the text, or that of a task."""
+        return self.writing.needs_unicode or bool(self.tasks_beyond_ascii)
 
     @property
     def only_finetunes(self) -> bool:
@@ -115,7 +126,7 @@ def labels_in_words(task: TaskOverview, data: Data) -> str:
     """The classes with their counts, the most frequent first; of a regression the range."""
     if not task.classes:
         values = data.tables["train"][LABEL]
-        return f"numbers from {values.min():g} to {values.max():g}"
+        return f"numbers from {number_in_words(values.min())} to {number_in_words(values.max())}"
     order = Counter(task.classes).most_common()
     shown = [f"{name} ({count:,})" for name, count in order[:SHOWN_CLASSES]]
     more = f" and {len(order) - SHOWN_CLASSES:,} more" if len(order) > SHOWN_CLASSES else ""
@@ -140,6 +151,8 @@ def doubts_on(found: Found) -> list[str]:
         doubts += [f"{name}: {doubt}" for doubt in [*task.doubts, *doubts_on_columns(task)]]
         if found.text:
             doubts += [f"{name}: {doubt}" for doubt in doubts_on_both(found.text, task)]
+        if not found.start and not found.writing.needs_unicode:
+            doubts += [f"{name}: {doubt}" for doubt in doubts_on_ascii(task.texts, found.needs_unicode)]
         if task.data:
             doubts += doubts_on_labels(task, task.data)
     return doubts
@@ -189,6 +202,17 @@ def doubts_on_both(text: TextOverview, task: TaskOverview) -> list[str]:
             "fewer than 13 words."
         )
     return doubts
+
+
+def doubts_on_ascii(texts: list[str], has_unicode: bool) -> list[str]:
+    """What ASCII would delete from labelled texts. `has_unicode`: the vocabulary reads Unicode because of that."""
+    lost = lost_of(texts)
+    if lost.share < LOST:
+        return []
+    where = f"from {percent(lost.share)} of the labelled texts, such as {lost.usual}"
+    if has_unicode:
+        return [f"ASCII would delete characters {where}, so the vocabulary reads Unicode."]
+    return [f'ASCII deletes characters {where}; to keep them, set vocabulary.characters to "unicode".']
 
 
 def share_of_known(texts: list[str], others: list[str]) -> float:

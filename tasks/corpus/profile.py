@@ -79,6 +79,8 @@ def as_number(value: Any) -> float | None:
     """A number, or a string that is one, as a float; None for all else."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
+    if isinstance(value, str) and "_" in value:  # a code such as 3_5, which Python would read as 35
+        return None
     try:
         number = float(value)
     except (ValueError, OverflowError):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from model.errors import InputError
-from model.settings import Kind
 from model.wording import counted
 from tasks.glue import labels, lists
 from tasks.glue.data import SPLITS
@@ -202,7 +201,7 @@ def make_task(own: Definition, pieces: list[Piece], notes: list[str]) -> Task:
         return TASKS[own.name]
     names: Sequence[str] = ()
     if own.kind != "regression":
-        names = pieces[0].names or order_classes(counts.every, own.kind, first)
+        names = pieces[0].names or order_classes(counts.every, own, first)
         for piece in pieces:
             check_classes(own, piece, names, counts.train, notes)
     notes += case_notes(own.name, names)
@@ -247,15 +246,15 @@ def count_labels(pieces: list[Piece]) -> Counts:
     return counts
 
 
-def order_classes(counts: Counter[str], kind: Kind, where: str) -> list[str]:
+def order_classes(counts: Counter[str], own: Definition, where: str) -> list[str]:
     """The classes in order: numbers by value, words by letters, whichever order the rows have.
 
     Raises InputError for what is rather a number or a text than a class.
     """
     values = {name: number(name) for name in counts}
-    wanted = wanted_instead(list(values.values()), counts.total(), kind)
+    wanted = wanted_instead(list(values.values()), counts.total(), own)
     if wanted:
-        rows = counted(counts.total(), "token" if kind == "tokens" else "row")
+        rows = counted(counts.total(), "token" if own.kind == "tokens" else "row")
         many = f"{where} has {len(counts):,} different labels in {rows}, such as {next(iter(counts))}"
         raise InputError(f"{many}; expected {wanted}.")
     if any(map(math.isnan, values.values())):
@@ -263,21 +262,24 @@ def order_classes(counts: Counter[str], kind: Kind, where: str) -> list[str]:
     return sorted(counts, key=lambda name: (values[name], name))
 
 
-def wanted_instead(values: list[float], rows: int, kind: Kind) -> str:
+def wanted_instead(values: list[float], rows: int, own: Definition) -> str:
     """What was expected instead of classes that are rather numbers or texts, and what to do; empty if they are classes.
 
     `values`: the classes as numbers, nan where they aren't. `rows`: how often they occur.
     """
-    if kind == "tokens" and len(values) > max(MOST_TAGS, rows * TAGS_A_TOKEN):
+    if own.kind == "tokens" and len(values) > max(MOST_TAGS, rows * TAGS_A_TOKEN):
         limit = f"up to {MOST_TAGS} tags, or {TAGS_A_TOKEN:.0%} of the tokens"
         return f"{limit}. Set label (and text) to other columns (finetune.tasks)"
+    most_names = max(MOST_NUMBERS, rows / 2)
     if any(map(math.isnan, values)):
-        too_many = len(values) > max(MOST_NUMBERS, rows / 2)
-        return "classes. Set label to another column (finetune.tasks)" if too_many else ""
+        return "classes. Set label to another column (finetune.tasks)" if len(values) > most_names else ""
     are_whole = all(value.is_integer() for value in values)
-    if kind == "classes" and (len(values) > MOST_NUMBERS or not are_whole):
-        wanted = f"up to {MOST_NUMBERS} whole numbers for classes"
-        return f"{wanted}. Set kind to 'regression' (finetune.tasks) for numbers"
+    is_asked = "kind" in own.model_fields_set  # then whole numbers may be the names of many classes
+    most = most_names if is_asked else MOST_NUMBERS
+    if own.kind == "classes" and (len(values) > most or not are_whole):
+        wanted = f"up to {most:,.0f} whole numbers for classes"
+        codes = ", or to 'classes' for codes" if are_whole and len(values) <= most_names else ""
+        return f"{wanted}. Set kind to 'regression' (finetune.tasks) for numbers{codes}"
     return ""
 
 

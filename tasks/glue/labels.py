@@ -98,7 +98,8 @@ def is_gap(value: Any) -> bool:
 
 def number(value: Any) -> float:
     """A value as a finite number; nan if it isn't one."""
-    if isinstance(value, bool | np.bool_):
+    is_code = isinstance(value, str) and "_" in value  # 3_5, which Python would read as 35
+    if is_code or isinstance(value, bool | np.bool_):
         return math.nan
     try:
         made = float(value)
@@ -207,9 +208,9 @@ def read_lists(given: "pd.Series", what: str, where: str, notes: list[str]) -> "
     found = map_values(given, lambda value: parse_list(value) if isinstance(value, str) else None)
     as_text = found.map(is_list)
     if as_text.any():
-        example = shortened(given[as_text].iloc[0])
         rows = counted(as_text.sum(), "row")
-        notes.append(f"{where}: text such as {example} in {rows}, in place of {what}, is read as a list.")
+        # without an example: notes are published in cards, and tokens are somebody's text
+        notes.append(f"{where}: lists written as text stand for {what} in {rows}, and are read as lists.")
     return found.where(as_text, given)
 
 

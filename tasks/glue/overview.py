@@ -4,21 +4,22 @@ A sample of the rows shows the columns; then the task is read as a run reads it,
 """
 
 import itertools
+import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from model.errors import InputError
 from model.settings import Kind
-from tasks.corpus.columns import list_names
+from tasks.corpus.columns import list_names, value_at
 from tasks.corpus.containers import head_of
 from tasks.corpus.kinds import ending
 from tasks.corpus.losses import NOT_UTF8, Loss
-from tasks.corpus.overview import GUESSED, is_utf8
+from tasks.corpus.overview import GUESSED, doubt_of_encoding, is_utf8
 from tasks.corpus.profile import Profile, profiles_of, prose_in
 from tasks.corpus.rows import records
 from tasks.glue.classes import MOST_NUMBERS
@@ -54,6 +55,9 @@ HINTS = re.compile(  # of the name of a label's column, in some languages
     r"|emotion|urteil|bewertung",
     re.IGNORECASE,
 )
+# Numbers with a comma, as Germans write 3,5; perhaps with a unit. It might also divide the numbers of several classes.
+WITH_COMMA = re.compile(r"[€$£]?\s*[+-]?\d[\d.,]*\s*[€$£%]?")
+FEWEST_WORDS = 3  # of a name that is rather a text than the name of a column
 DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}.*")
 
 
@@ -66,6 +70,7 @@ class TaskOverview:
     train: list[Path] = field(default_factory=list)  # the files with the training rows
     others: dict[str, list[str]] = field(default_factory=dict)  # by field, columns that may be meant too
     doubts: list[str] = field(default_factory=list)
+    is_readable: bool = True  # as text to train on, which tokens are not if their lists are written as text
 
     @property
     def texts(self) -> list[str]:
@@ -107,6 +112,7 @@ class Chosen:
     pair: str = ""
     others: dict[str, list[str]] = field(default_factory=dict)
     unlabelled: float = 0.0  # share of the rows without a label
+    codes: int = 0  # different whole numbers that are read as a measure, although they repeat
 
     @property
     def lacks_labels(self) -> bool:
@@ -119,33 +125,45 @@ def look_at_labels(data: str) -> TaskOverview:
     """What labelled data is: a file, a folder, or a data set of the hub. Raises InputError if it can't be used."""
     first = Definition(name=name_of(data), data=data)
     if first.repository():
-        doubt = f"{data} is not here but on the hub, so nobody has looked at it: set its text, label and kind."
+        missing = f"There is no file or folder {data}"
+        if not is_hub_name(data):
+            raise InputError(f"{missing}. Correct the path, or name a data set of the hub as OWNER/NAME.")
+        doubt = f"{missing}; if it is a data set of the hub, nobody has looked at it: set its text, label and kind."
         return TaskOverview(first, None, doubts=[doubt])
     files, _ = splits_of(first)
     if "train" not in files:
         read_files(first)  # which refuses it
     train = files["train"][0]
     encoding = encoding_of(train)
-    doubts = doubts_of_encoding(train, encoding)
     if has_token_lines(train):
+        refuse_without_sentences(train)
         definition = Definition(name=first.name, data=data, kind="tokens", encoding=encoding)
-        return TaskOverview(definition, read_files(definition), files["train"], doubts=doubts)
-    overview = look_at_table(first, files, encoding)
-    return replace(overview, doubts=[*doubts, *overview.doubts])
+        overview = TaskOverview(definition, read_files(definition), files["train"])
+        doubts = doubts_of_encoding(train, encoding, overview.texts, overview.classes)
+        return replace(overview, doubts=doubts)
+    return look_at_table(first, files, encoding)
 
 
 def look_at_table(first: Definition, files: Files, encoding: str) -> TaskOverview:
     """What labelled data with a text and a label in each row is. `first`: its name and where it is."""
     paths = files["train"]
     train = paths[0]
-    chosen = choose(sampled_rows(train, encoding), f"{first.name}/{train.name}")
+    where = f"{first.name}/{train.name}"
+    rows = sampled_rows(train, encoding)
+    chosen = choose(rows, where)
+    texts = [value_at(row, chosen.text) for row in rows]
+    labels = [value_at(row, chosen.label) for row in rows]
+    if ending(train.name) in (".csv", ".tsv"):
+        refuse_without_names(chosen.label, rows, where)
     definition = Definition(name=first.name, data=first.data, **settings_of(chosen, encoding))
-    doubts = doubts_of_labels(chosen)
+    doubts = doubts_of_encoding(train, encoding, map(str, texts), map(str, labels))
+    doubts += doubts_of_labels(chosen)
+    is_readable = chosen.kind != "tokens" or all(map(is_list, texts))
     size = bytes_of(files)
     if size > LARGEST:
         doubts.append(f"{first.data} has {size / 1e6:,.0f} MB; only its first {SAMPLED:,} rows were looked at.")
-        return TaskOverview(definition, None, paths, chosen.others, doubts)
-    return TaskOverview(definition, read_files(definition), paths, chosen.others, doubts)
+        return TaskOverview(definition, None, paths, chosen.others, doubts, is_readable)
+    return TaskOverview(definition, read_files(definition), paths, chosen.others, doubts, is_readable)
 
 
 def encoding_of(path: Path) -> str:
@@ -153,18 +171,30 @@ def encoding_of(path: Path) -> str:
     return GUESSED if is_textual(path) and not is_utf8(path, path.name) else ""
 
 
-def doubts_of_encoding(path: Path, encoding: str) -> list[str]:
-    """What to say of an encoding that was guessed; nothing of an empty one."""
+def doubts_of_encoding(path: Path, encoding: str, texts: Iterable[str], labels: Iterable[str]) -> list[str]:
+    """What to say of an encoding that was guessed; nothing of an empty one.
+
+    Raises InputError if texts or labels, as they were read by it, show that the guess is wrong.
+    """
     if not encoding:
         return []
+    names = " ".join(dict.fromkeys(labels))  # in one text, since a short name may be half of accents
+    for documents in (list(texts), [names]):
+        doubt_of_encoding(documents, path.name)
     return [f"{path.name} is not UTF-8 and is read as {encoding}, which is a guess; look at its accents."]
 
 
 def doubts_of_labels(chosen: Chosen) -> list[str]:
-    """What to say of rows without a label, if they are too many for a run."""
-    if not chosen.lacks_labels:
-        return []
-    return [f"{100 * chosen.unlabelled:.0f} % of the rows have no label; they are left out."]
+    """What to say of rows without a label, if they are too many for a run, and of numbers that may be codes."""
+    doubts = []
+    if chosen.lacks_labels:
+        doubts.append(f"{100 * chosen.unlabelled:.0f} % of the rows have no label; they are left out.")
+    if chosen.codes:
+        doubts.append(
+            f"its labels are {chosen.codes:,} different whole numbers that repeat, and are read as numbers that "
+            'measure something. If they are codes of classes, set kind to "classes".'
+        )
+    return doubts
 
 
 def settings_of(chosen: Chosen, encoding: str) -> dict[str, Any]:
@@ -173,7 +203,7 @@ def settings_of(chosen: Chosen, encoding: str) -> dict[str, Any]:
         "text": chosen.text,
         "pair": chosen.pair,
         "label": chosen.label,
-        "kind": chosen.kind,
+        "kind": "" if chosen.kind == "classes" else chosen.kind,  # as in the recipe file: read_files tells them apart
         "encoding": encoding,
     }
     if chosen.lacks_labels:
@@ -210,6 +240,16 @@ def has_token_lines(path: Path) -> bool:
     return len(blocks) > 1 and any(map(SPAN.fullmatch, last_fields))
 
 
+def refuse_without_sentences(path: Path) -> None:
+    """Raise InputError for a file of text with labels that is no CoNLL, although its ending may be one of that."""
+    lines = head_of(path).decode(errors="replace").strip().splitlines()
+    if ending(path.name) == ".txt" and all(line.strip() for line in lines):
+        raise InputError(
+            f"{path.name} is read as CoNLL, which its ending may mean, but it has no blank lines between sentences. If "
+            "it is a table, name it .tsv or .csv."
+        )
+
+
 def sampled_rows(path: Path, encoding: str) -> list[dict]:
     """The first rows of a file of labelled data. Raises InputError, as a run would, for one that can't be read."""
     rows = []
@@ -238,10 +278,18 @@ def choose(rows: list[dict], where: str) -> Chosen:
     text, pair = pair_in(texts) or (texts[0], "")
     kinds = labels_beside(profiles, text, pair, where)
     label = next(iter(kinds))
-    refuse_without_names(profiles[label], where)
+    refuse_commas(profiles[label], where)
     others = columns_beside((text, pair, label), texts, list(kinds))
     unlabelled = profiles[label].gaps / len(rows)
-    return Chosen(text, label, kinds[label], pair, others, unlabelled)
+    codes = codes_in(profiles[label]) if kinds[label] == "regression" else 0
+    return Chosen(text, label, kinds[label], pair, others, unlabelled, codes)
+
+
+def codes_in(labels: Profile) -> int:
+    """The number of different labels, if they are whole numbers that repeat, as codes of classes do; else 0."""
+    numbers = labels.numbers or [math.nan]
+    is_whole = all(number.is_integer() for number in numbers)
+    return labels.different if is_whole and repeats(labels, RARE_CLASSES) else 0
 
 
 def labels_beside(profiles: dict[str, Profile], text: str, pair: str, where: str) -> dict[str, Kind]:
@@ -264,13 +312,35 @@ def columns_beside(taken: Sequence[str], texts: Sequence[str], labels: Sequence[
     }
 
 
-def refuse_without_names(labels: Profile, where: str) -> None:
-    """Raise InputError if the name of the label's column is one of the labels: the first line isn't one of names."""
-    if labels.name in set(map(str, labels.values)):
+def refuse_without_names(label: str, rows: list[dict], where: str) -> None:
+    """Raise InputError if the first line of a table is a row, and not the names of its columns.
+
+    Then the name of the label's column is one of the labels, and another name is a text or a value of its column too.
+    """
+    values = {name for row in rows for name in row if row[name] == name}  # names that are also values
+    is_text = [len(name.split()) >= FEWEST_WORDS for name in rows[0] if name != label]
+    if label in values and (len(values) > 1 or any(is_text)):
         raise InputError(
-            f"{where} seems to begin with a row, since its first line has the label {labels.name}; expected the names "
+            f"{where} seems to begin with a row, since its first line has the label {label}; expected the names "
             "of the columns. Add a first line, such as: text,label"
         )
+
+
+def refuse_commas(labels: Profile, where: str) -> None:
+    """Raise InputError for numbers with a comma, which may stand for a point or between several numbers."""
+    if have_commas(labels):
+        shown = next(value for value in labels.strings if "," in value)
+        raise InputError(
+            f"{where}: the labels in {labels.name} are numbers with a comma, such as {shown}; expected a point. Write "
+            "3.5 for 3,5 and 1200 for 1,200, without a unit; or a semicolon between several classes, as in 3;5."
+        )
+
+
+def have_commas(profile: Profile) -> bool:
+    """Whether all values are numbers, some of them with a comma."""
+    is_text = profile.strings and len(profile.strings) == len(profile.values)
+    stripped = [value.strip() for value in profile.strings]
+    return bool(is_text) and all(map(WITH_COMMA.fullmatch, stripped)) and any("," in value for value in stripped)
 
 
 def tokens_and_tags(profiles: dict[str, Profile]) -> tuple[str, str] | None:
@@ -315,6 +385,7 @@ def text_columns(profiles: dict[str, Profile]) -> list[str]:
     words = []
     for profile in profiles.values():
         is_words = profile.strings and len(profile.strings) == len(profile.values) and profile.numbers is None
+        is_words = is_words and not have_commas(profile)
         if is_words and profile.different > MOST_CLASSES * len(profile.values) and not seems_listed(profile):
             words.append(profile)
     words.sort(key=lambda profile: (profile.name.lower() not in USUAL[TEXT], -profile.different))
@@ -373,6 +444,8 @@ def kind_of(profile: Profile, most: float) -> Kind | None:
             return "classes"
         is_usual = profile.name.lower() in USUAL[LABEL]
         return None if profile.is_index and not is_usual else "regression"
+    if have_commas(profile):
+        return "regression"
     if seems_listed(profile):
         return "multilabel"
     if any(isinstance(value, dict | list) for value in values) or profile.length > LONGEST_NAME:

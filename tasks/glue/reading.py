@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import logging
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -215,12 +216,22 @@ def conflict_notes(name: str, texts: "pd.Series", train: "pd.DataFrame") -> list
 
 
 def texts_of(table: "pd.DataFrame", task: Task) -> "pd.Series":
-    """The stripped texts of each row as one string, the same for a pair and its reverse if the task is symmetric."""
-    stripped = [table[name].str.strip() for name in task.columns]
+    """The texts of each row as one string, the same for a pair and its reverse if the task is symmetric.
+
+    They are stripped; those of a task of your own are also the same whatever their capitals and blanks.
+    """
+    compared = []
+    for name in task.columns:
+        compared.append(table[name].map(folded) if task.own else table[name].str.strip())
     joined = []
-    for texts in zip(*stripped, strict=True):
+    for texts in zip(*compared, strict=True):
         joined.append("\0".join(sorted(texts) if task.symmetric else texts))
     return table.assign(texts=joined)["texts"]
+
+
+def folded(text: str) -> str:
+    """A text as a model without capitals reads it, with single blanks for white space of any kind."""
+    return " ".join(unicodedata.normalize("NFKC", text).split()).casefold()
 
 
 # For decontamination

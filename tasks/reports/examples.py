@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from model.wording import number_in_words
 from tasks.glue.table import LABEL, Task, task_of
 from tasks.reports.markdown import shortened
 from tasks.store.artifacts import Artifact
@@ -39,7 +40,7 @@ class Answers(TypedDict):
 class Predicted(NamedTuple):
     """The examples of a split with a model's predictions."""
 
-    rows: pa.Table
+    rows: pa.Table  # with the label of each
     labels: list[str]  # in words
     predictions: list[str]  # in words
     scores: np.ndarray  # (n, classes)
@@ -65,7 +66,7 @@ def answers_of(run: Artifact) -> Answers | None:
 def answers_in(path: Path, task: Task, name: str, split: str) -> Answers:
     """The answers in a file of predictions. `name`: of the task."""
     predicted = read_predicted(path, task, split)
-    judged = judge(task, predicted.labels, predicted.predictions, predicted.scores)
+    judged = judge(task, predicted)
     return {
         "task": name,
         "title": task.title,
@@ -102,15 +103,18 @@ def first_examples(
     return shown
 
 
-def judge(task: Task, labels: list[str], predictions: list[str], scores: np.ndarray) -> Judged:
+def judge(task: Task, predicted: Predicted) -> Judged:
     """Order the answers: classes by the probability of the prediction, numbers by their distance to the label."""
+    scores = predicted.scores
     if task.kind == "regression":
-        distances = np.abs(np.array(labels, dtype=np.float64) - scores[:, 0])
+        labels = np.array(predicted.rows[LABEL].to_pylist(), dtype=np.float64)
+        distances = np.abs(labels - scores[:, 0])
         nearest = np.argsort(distances, kind="stable")
         return Judged(None, nearest, nearest[::-1])
     probabilities = probabilities_of(task, scores)
     surest = np.argsort(-probabilities, kind="stable")
-    is_right = np.array([label == prediction for label, prediction in zip(labels, predictions, strict=True)], bool)
+    answers = zip(predicted.labels, predicted.predictions, strict=True)
+    is_right = np.array([label == prediction for label, prediction in answers], bool)
     return Judged(probabilities, surest[is_right[surest]], surest[~is_right[surest]])
 
 
@@ -125,7 +129,7 @@ def probabilities_of(task: Task, scores: np.ndarray) -> np.ndarray:
 def in_words(task: Task, answers: list) -> list[str]:
     """Labels or predictions of a file as people read them."""
     if task.kind == "regression":
-        return [f"{answer:.4g}" for answer in answers]
+        return [number_in_words(answer) for answer in answers]
     if task.kind == "multilabel":
         return [", ".join(map(str, answer)) or "none" for answer in answers]
     return [answer if isinstance(answer, str) else task.labels[answer] for answer in answers]

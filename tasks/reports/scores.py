@@ -190,7 +190,9 @@ def notes_on(members: list[Artifact], split: str) -> list[str]:
 
 def data_notes(stats: dict) -> list[str]:
     """The notes on a run's data, without the names of files, since reports and cards may be published."""
-    file = re.compile(rf"^({re.escape(stats['task'])})/(?!(train|validation\w*|test): ).*: ", re.DOTALL)
+    task = re.escape(stats["task"])
+    # up to its ending, since a name may have a colon in it, as what is said of the file may
+    file = re.compile(rf"^({task})/(?!(train|validation\w*|test): )(.*?\.\w+|.*?): ", re.DOTALL)
     return [file.sub(r"\1: ", note) for note in stats["data"]["notes"]]
 
 

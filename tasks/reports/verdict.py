@@ -9,6 +9,7 @@ from tasks.reports.rows import ScoreRow
 from tasks.reports.scores import METRICS, averages, glue_rows, mark_score
 
 MOST_TASKS = 3  # that are named in a sentence
+SAME_ANSWER = "always giving the same answer"
 
 
 class Comparison(NamedTuple):
@@ -146,13 +147,18 @@ def beside_random(found: list[Comparison]) -> str:
     elif better:
         sentences = [f"Pretraining helps on {len(better)} of {number} scores{named(better)}."]
     else:
-        sentences = [f"Pretraining certainly helps on none of {number} scores."]
+        sentences = [f"Pretraining doesn't certainly help on any of {number} scores."]
     if worse:
         sentences.append(f"It hurts on {len(worse)}{named(worse)}.")
     if unsure and len(unsure) < number:
         sentences.append(f"On {len(unsure)} the difference may be chance{named(unsure)}.")
     if number > MOST_TASKS:
         sentences.append(on_average(found))
+    weak = [one.row["column"] for one in found if not one.row["beats_majority"]]
+    if weak:
+        which = f" ({', '.join(weak)})" if len(weak) <= MOST_TASKS else ""
+        verb = "is" if len(weak) == 1 else "are"
+        sentences.append(f"{len(weak)} of the {number}{which} {verb} not certainly better than {SAME_ANSWER}.")
     return " ".join(sentences)
 
 
@@ -171,10 +177,20 @@ def one_task(one: Comparison) -> str:
     low, high = one.interval or (math.nan, math.nan)
     difference = one.difference or 0.0
     where = "above" if difference >= 0 else "below"
-    return (
+    sentence = (
         f"{words}: {row['column']} has {row['score']:.1f} ({METRICS[row['metric']]}), {abs(difference):.1f} points "
         f"{where} the same model without pretraining (95 % interval of the difference: {low:+.1f} to {high:+.1f})."
     )
+    if row["beats_majority"]:
+        return sentence
+    subject = "But the score" if one.sign > 0 else "The score"
+    return f"{sentence} {subject} is {beside_same_answer(row)}."
+
+
+def beside_same_answer(row: ScoreRow) -> str:
+    """Whether a score is better than always the same answer, and the score of that."""
+    words = "better" if row["beats_majority"] else "not certainly better"
+    return f"{words} than {SAME_ANSWER} ({row['majority'][row['metric']]:.1f})"
 
 
 def named(found: Sequence[Comparison]) -> str:
@@ -193,13 +209,8 @@ def beside_majority(found: Sequence[Comparison], noun: str) -> str:
     better = [one for one in found if one.row["beats_majority"]]
     if len(found) == 1:
         row = found[0].row
-        metric = row["metric"]
-        words = "better" if better else "not certainly better"
-        return (
-            f"{row['column']}: {row['score']:.1f} ({METRICS[metric]}), {words} than always giving the same answer "
-            f"({row['majority'][metric]:.1f})."
-        )
+        return f"{row['column']}: {row['score']:.1f} ({METRICS[row['metric']]}), {beside_same_answer(row)}."
     if len(better) == len(found):
-        return f"All {counted(len(found), noun)} are better than always giving the same answer."
+        return f"All {counted(len(found), noun)} are better than {SAME_ANSWER}."
     words = f"{len(better)} of {{}} are" if better else "None of {} is"
-    return f"{words.format(counted(len(found), noun))} certainly better than always giving the same answer."
+    return f"{words.format(counted(len(found), noun))} certainly better than {SAME_ANSWER}."

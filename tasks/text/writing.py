@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.text.scripts import LATIN, NOTHING, OTHERS, count_deleted, count_labels, script
+from tasks.text.scripts import LATIN, NOTHING, OTHERS, count_deleted, count_labels, deleted_by, script
 from tasks.text.words import ASCII
 
 FEWEST = 0.01  # of the letters, from which a script is named
@@ -16,6 +16,7 @@ FEWEST = 0.01  # of the letters, from which a script is named
 # many in English are 0.4 % of letters that are deleted.
 MOST_ACCENTS = 0.003
 MOST_DELETED = 0.01
+MOST_SYMBOLS = 0.001  # the same of symbols, emoji among them, in texts whose labels may depend on them
 AT_ONCE = 1000  # texts
 NAMES = {"CJK": "Chinese characters", "KANA": "Japanese kana"}  # others are as Unicode has them
 IN_BYTES = np.array([chr(byte).isalpha() and byte < 0x80 for byte in range(256)])
@@ -28,12 +29,18 @@ class Writing:
     scripts: dict[str, float]  # share of the letters, of the most frequent first
     deleted: float  # which ASCII deletes
     letters_deleted: float  # the letters among these
+    symbols_deleted: float  # the symbols, such as emoji
     accented: float  # Latin letters which in ASCII lose their accent
 
     @property
     def needs_unicode(self) -> bool:
         """Whether ASCII would spoil the text."""
         return self.accented > MOST_ACCENTS or self.letters_deleted > MOST_DELETED
+
+    @property
+    def needs_unicode_for_labels(self) -> bool:
+        """Whether ASCII would spoil labelled text, which may say with an emoji what it means."""
+        return self.needs_unicode or self.symbols_deleted > MOST_SYMBOLS
 
     @property
     def in_words(self) -> str:
@@ -75,8 +82,30 @@ def writing_of(texts: Sequence[str]) -> Writing:
         scripts=shares_of_scripts(counts),
         deleted=counts.deleted.total() / characters,
         letters_deleted=letters_deleted / characters,
+        symbols_deleted=counts.deleted[OTHERS["S"]] / characters,
         accented=accented / characters,
     )
+
+
+class Lost(NamedTuple):
+    """The letters and symbols that ASCII deletes."""
+
+    share: float  # of the texts, that have some
+    usual: str  # the most frequent one; empty for none
+
+
+def lost_of(texts: Sequence[str]) -> Lost:
+    """The letters and symbols of texts that ASCII deletes."""
+    kind_of = deleted_by(ASCII)
+    no_matter = {NOTHING, "U+FFFD", *OTHERS.values()} - {OTHERS["S"]}
+    counts: Counter[str] = Counter()
+    touched = 0
+    for text in texts:
+        lost = [character for character in text if character > "\x7f" and kind_of(character) not in no_matter]
+        touched += bool(lost)
+        counts.update(lost)
+    usual = counts.most_common(1)[0][0] if counts else ""
+    return Lost(touched / max(1, len(texts)), usual)
 
 
 def count_characters(texts: Sequence[str]) -> Counts:
