@@ -57,7 +57,8 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     def pretraining(self, here: machine.Machine, among: machine.Processes = machine.ALONE) -> Pretraining:
         """The training loop, at its start or at the checkpoint. The sequences are mapped into memory."""
         sequences = np.load(self.sequences, mmap_mode="r")
-        corpus = Corpus(sequences, Heldout.load(self.heldout), self.vocabulary, self.specials)
+        held = Heldout.load(self.heldout).without(self.specials.unk)
+        corpus = Corpus(sequences, held, self.vocabulary, self.specials)
         memory.check_memory(self.architecture, self.training, self.vocabulary, corpus.length, here)
         bert = Bert(self.architecture, self.vocabulary, corpus.length, self.training.seed, self.specials)
         if self.start:

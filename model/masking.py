@@ -63,8 +63,11 @@ class Corpus:
                 f"{sequences:,}, fewer than one batch of {training.batch_size:,}. Raise pretrain.budget, or lower "
                 "pretrain.batch_size."
             )
-        if not self.heldout.totals["tokens"]:
-            raise InputError("No text is held out. Raise tokenize.heldout_fraction, or add text (download).")
+        if (self.heldout.words < 0).all():
+            raise InputError(
+                "No text is held out that the vocabulary can read. Raise tokenize.heldout_fraction, or add text "
+                "(download)."
+            )
 
     def sequences_in(self, training: Training) -> int | None:
         """The most sequences that a run with a budget in epochs may read; None with a budget in another unit."""

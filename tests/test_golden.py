@@ -34,10 +34,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "filter": ("0f990067aa6b", "f9b09b93d6f7", "5630396c2bf2"),
     "vocabulary": ("e18bb8807aad", "738606fd9004", "f3922809865a"),
     "tokenize": ("619ce24e474b", "09d263ababc5", "fc76c4485ef1"),
-    "pretrain": ("543f621540a3", "5c588ed41ca2", "c7999734cbb9"),
-    "minimal_pairs": ("", "cea8fa05b8a2", "b08214438831"),
-    "finetune": ("25273862ad9c", "1173eb2e77da", "d87e6c994c37"),
-    "report": ("2f9e6ca74987", "db76c0ba927d", "ba0b518afdf1"),
+    "pretrain": ("8e6b39a71fef", "78e9230b56c3", "0c626b0c1605"),
+    "minimal_pairs": ("", "90533041601e", "0b9cea303b9a"),
+    "finetune": ("fcbaa9ca266f", "07540b5f8531", "41ba94d5e9ef"),
+    "report": ("52d56819d676", "50ccbc131b3b", "bb9d89f58324"),
 }
 # Stage and file, all parts as one: digest of rows, array or bytes
 CONTENT: dict[str, str] = {

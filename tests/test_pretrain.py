@@ -29,7 +29,7 @@ from tasks.pretrain import Pretrain, measure_heldout, pretrain, words_of
 from tasks.reports.losses import FEWEST_WORDS
 from tasks.store.artifacts import LINEAGE, Artifact
 from tasks.text.holdout import digest_of, measured_texts
-from tasks.text.tokenizer import CLS, MASK, PAD, SEP
+from tasks.text.tokenizer import CLS, MASK, PAD, SEP, UNK
 
 TINY = Pretrain(
     architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},
@@ -109,6 +109,7 @@ def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_
     assert held["by_frequencies"] == heldout_module.by_frequencies(Heldout.load(made["tokens"].path), counts)
     assert "token frequencies alone" in (made["pretrain"].path / "README.md").read_text()
     monkeypatch.setattr(pretrain_module, "SAMPLED_TOKENS", sequences.size // 3)
+    assert pretrain_module.count_tokens(np.arange(7)[None], 7, SPECIALS).tolist() == [0, 0, 0, 0, 0, 1, 1]
     sampled = pretrain_module.count_tokens(sequences, 400, SPECIALS)
     assert np.array_equal(sampled[MASK + 1 :], np.bincount(sequences[::3].ravel(), minlength=400)[MASK + 1 :])
 
@@ -272,6 +273,14 @@ def test_a_model_that_no_memory_holds_is_refused_before_anything_is_discarded():
     with pytest.raises(InputError, match=r"pretrain\.architecture"):
         Pretrain(architecture=sizes).check()
     TINY.check()
+
+
+def test_losses_over_a_run_predict_no_unknown_token(endless, tmp_path):
+    rows = np.load(endless.sequences)
+    rows[::2, 3] = UNK
+    Heldout.of_rows(rows).save(tmp_path)
+    held = endless.pretraining(machine.detect()).corpus.heldout
+    assert ((held.words < 0) == (np.arange(16) == 15) | (rows == UNK)).all()
 
 
 def test_an_input_error_in_several_processes_is_raised_here(made, monkeypatch):
