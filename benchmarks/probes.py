@@ -44,7 +44,7 @@ from common import aligned, cell, positive, spread
 from torch import Tensor, nn
 
 from model import export, likelihood, machine
-from model.bert import Bert, initialize
+from model.bert import Bert, initialize, untrained
 from model.errors import InputError
 from model.files import KEPT
 from model.likelihood import Sentences
@@ -214,7 +214,7 @@ def load(case: Case) -> Bert:
     """The encoder of a case. Raises InputError if it doesn't have the layer."""
     bert = export.load(case.folder)
     if case.untrained:
-        bert = Bert(bert.architecture, bert.vocabulary, bert.length, specials=bert.specials)
+        bert = untrained(bert)
     keep_layers(bert, case)
     return bert
 

@@ -36,8 +36,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tokenize": ("619ce24e474b", "09d263ababc5", "fc76c4485ef1"),
     "pretrain": ("8e6b39a71fef", "78e9230b56c3", "0c626b0c1605"),
     "minimal_pairs": ("", "90533041601e", "0b9cea303b9a"),
-    "finetune": ("fcbaa9ca266f", "07540b5f8531", "41ba94d5e9ef"),
-    "report": ("52d56819d676", "50ccbc131b3b", "bb9d89f58324"),
+    "finetune": ("ed1382ef7131", "ee6ba01681d1", "a9aaacbca29f"),
+    "report": ("58ef4fea0f0a", "6195cda81da3", "36b01fea4e42"),
 }
 # Stage and file, all parts as one: digest of rows, array or bytes
 CONTENT: dict[str, str] = {
