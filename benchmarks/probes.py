@@ -259,7 +259,7 @@ def states_of(bert: Bert, sentences: Sentences, words: int, before: int, here: m
     sums_WD = torch.zeros(words, bert.architecture.hidden, device=here.device)
     pieces_W = torch.zeros(words, device=here.device)
     bert.to(here.device).eval()
-    with torch.no_grad():
+    with torch.no_grad(), machine.exact_products():
         most = likelihood.BATCH_TOKENS[here.device.type]
         for some_B in likelihood.batches(sentences.lengths, most):
             places_BS = sentences.starts[some_B][:, None] + np.arange(sentences.lengths[some_B[0]])
