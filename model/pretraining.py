@@ -441,9 +441,18 @@ class Pretraining:
         """Whether compiling at this fraction of the budget pays. The time that it takes is on the clock."""
         if not self.machine.compiles or self.model.compiler_failed:
             return False
-        if self.machine.compiles_always:
+        if self.machine.compiles_always or self.was_compiled(fraction):
             return True
         return self.seconds_of_shape(fraction) >= COMPILE_FROM_SECONDS[self.machine.device.type]
+
+    def was_compiled(self, fraction: float) -> bool:
+        """Whether a resumed run ends as if it had never stopped only if it compiles, as the same device did before.
+
+        With a budget in hours, no two runs are the same, and compiling could take what is left of it.
+        """
+        spent = self.spent
+        is_same = spent.device == self.device and spent.compiled_masks == self.masks(fraction)
+        return is_same and self.training.budget_unit != "hours"
 
     def seconds_of_shape(self, fraction: float) -> float:
         """For about how many seconds the number of masks stays as it is at this fraction of the budget."""
@@ -462,12 +471,15 @@ class Pretraining:
         masks = self.masks(fraction)
         self.model.masks = masks
         self.model.use(compiled=False)
-        if not self.compiles(fraction):
+        pays = self.compiles(fraction)
+        self.spent.compiled_masks = 0
+        if not pays:
             return
         try:
             self.model.use(compiled=True)
             memory.compute(self.model, self.training, self.corpus, self.machine, self.micro_batch, masks)
             self.spent.compilations += 1
+            self.spent.compiled_masks = masks
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
