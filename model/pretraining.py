@@ -245,7 +245,7 @@ class Pretraining:
             "step": spent.step,
             "fraction": fraction,
             "tokens": spent.tokens,
-            "lr": multiplier * self.training.learning_rate,
+            "lr": optimizer.rate_of_step(self.training, multiplier, spent.step),
             "batch": batch,
             "masks": masks,
         }
