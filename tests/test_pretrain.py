@@ -245,6 +245,18 @@ def test_a_process_that_waits_for_the_others_ends_when_its_parent_is_gone(tmp_pa
             first.kill()
 
 
+def test_what_several_processes_warn_of_is_said_here(monkeypatch, endless, caplog):
+    monkeypatch.setenv("CRAM_MICRO_BATCH", "2")
+    monkeypatch.setattr(distributed, "POLL_SECONDS", 0.1)
+    hopeless = {"budget": 40 * 64, "learning_rate": 10.0, "optimizer": "sgd"}
+    job = endless.model_copy(update={"training": endless.training.model_copy(update=hopeless)})
+    with caplog.at_level(logging.INFO):
+        distributed.launch(job, 2, lambda *_: None)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == distributed.__name__]
+    assert [level for level, _ in said] == ["WARNING"]
+    assert said[0][1].startswith("After ")
+
+
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no /proc")
 def test_processes_that_train_together_listen_on_the_loopback_interface_only_and_stop_with_a_checkpoint(
     monkeypatch, endless
