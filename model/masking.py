@@ -51,7 +51,7 @@ class Corpus:
     def check(self, training: Training) -> None:
         """Raise InputError if there are too few sequences for one batch, or no held-out text."""
         sequences = len(self.sequences)
-        if sequences < training.batch_size:
+        if training.budget and sequences < training.batch_size:
             raise InputError(
                 f"The corpus has {counted(sequences, 'sequence')} of {self.length} tokens, fewer than "
                 f"one batch of {training.batch_size:,}. Add text (download), or lower pretrain.batch_size."

@@ -93,6 +93,8 @@ class Pretraining:
 
     def choose_micro_batch(self) -> int:
         """The sequences whose gradients are computed at once: as many as the memory of every process has room for."""
+        if not self.training.budget:
+            return 1  # nothing is computed at once
         share = memory.share_of(self.training, self.processes.count)
         fitting = memory.choose_micro_batch(self.module, self.training, self.corpus, self.machine, self.spent, share)
         return self.processes.least(fitting)

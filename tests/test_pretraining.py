@@ -697,6 +697,14 @@ def test_a_corpus_without_a_batch_or_without_held_out_text_is_refused(tmp_path, 
         build(tmp_path, corpus(**sizes))
 
 
+def test_a_budget_of_0_needs_no_batch_and_no_memory_for_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "fits", lambda *_: pytest.fail("a micro-batch is computed"))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = pretraining.Pretraining(encoder(), Training(budget=0), corpus(7), machine_of(probes=True), folder)
+    assert run.run(quiet).evaluations
+
+
 def test_a_part_of_an_epoch_without_a_batch_is_refused(tmp_path):
     build(tmp_path / "a batch", corpus(50), budget=0.16, **EPOCHS)
     with pytest.raises(InputError, match=r"0\.15 epochs.*7 sequences.*batch_size"):
