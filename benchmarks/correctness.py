@@ -9,10 +9,8 @@ a model that lacks its positions, its convolutions or its attention has nearly t
 that training begins with: attention is uniform at first, and `zero_outputs` leaves most gradients zero.
 """
 
-import contextlib
 import functools
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from model.bert import Bert
 from model.finetuning import Classifier, Examples
 from model.heldout import Heldout
 from model.layers import PAD
-from model.machine import Machine
+from model.machine import Machine, exact_products
 from model.masking import Corpus
 from model.pretraining import Pretraining
 from model.settings import SPECIALS, Finetuning
@@ -75,17 +73,6 @@ def pretraining(layout: str, here: Machine, folder: Path) -> Pretraining:
     rows = (len(SPECIALS) + (starts + np.arange(LENGTH)) % (VOCABULARY - len(SPECIALS))).astype(np.uint16)
     corpus = Corpus(rows, Heldout.of_rows(rows[:1]), VOCABULARY)
     return Pretraining(Bert(shape, VOCABULARY, LENGTH, seed=1), training, corpus, here, folder)
-
-
-@contextlib.contextmanager
-def exact_products() -> Iterator[None]:
-    """Without TF32, which rounds the factors of fp32 products to 10 bits."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def randomize(module: nn.Module) -> None:

@@ -235,7 +235,7 @@ def held_out(data: Path, tokenizer: PreTrainedTokenizerFast, length: int) -> Hel
     specials = Specials(**{name: getattr(tokenizer, f"{name}_token_id") for name in Specials._fields})
     fast = tokenizer.backend_tokenizer
     fast.encode_special_tokens = True
-    return heldout_of(measured_texts(data), fast, length, specials, begin=specials.cls)
+    return heldout_of(measured_texts(data), fast, length, specials, begin=specials.cls).without(specials.unk)
 
 
 def finetune(given: argparse.Namespace, here: machine.Machine, task: str, seed: int, home: Path) -> dict:

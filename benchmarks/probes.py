@@ -44,7 +44,7 @@ from common import aligned, cell, positive, spread
 from torch import Tensor, nn
 
 from model import export, likelihood, machine
-from model.bert import Bert, initialize
+from model.bert import Bert, initialize, untrained
 from model.errors import InputError
 from model.files import KEPT
 from model.likelihood import Sentences
@@ -214,7 +214,7 @@ def load(case: Case) -> Bert:
     """The encoder of a case. Raises InputError if it doesn't have the layer."""
     bert = export.load(case.folder)
     if case.untrained:
-        bert = Bert(bert.architecture, bert.vocabulary, bert.length, specials=bert.specials)
+        bert = untrained(bert)
     keep_layers(bert, case)
     return bert
 
@@ -259,7 +259,7 @@ def states_of(bert: Bert, sentences: Sentences, words: int, before: int, here: m
     sums_WD = torch.zeros(words, bert.architecture.hidden, device=here.device)
     pieces_W = torch.zeros(words, device=here.device)
     bert.to(here.device).eval()
-    with torch.no_grad():
+    with torch.no_grad(), machine.exact_products():
         most = likelihood.BATCH_TOKENS[here.device.type]
         for some_B in likelihood.batches(sentences.lengths, most):
             places_BS = sentences.starts[some_B][:, None] + np.arange(sentences.lengths[some_B[0]])

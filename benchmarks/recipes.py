@@ -68,7 +68,7 @@ def read(folder: Path) -> Corpus:
             sequences = np.concatenate([np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) for path in files])
         else:
             sequences = np.load(folder / "sequences.npy", mmap_mode="r")
-        held = Heldout.load(folder)
+        held = Heldout.load(folder).without(SPECIALS.unk)
         stats = json.loads((folder / "stage.json").read_text(encoding="utf-8"))["stats"]
         if held.sequences.max() >= stats["entries"] or len(sequences) != stats["sequences"]:
             found = f"{len(sequences)} sequences, token {held.sequences.max()}"

@@ -266,6 +266,16 @@ class Bert(nn.Module):
         return F.cross_entropy(scores_MV.float(), labels_M, reduction="none")
 
 
+def untrained(like: Bert, seed: int = 0) -> Bert:
+    """A model with the shape and the vocabulary of another one, and random weights; its second text is marked too."""
+    bert = Bert(like.architecture, like.vocabulary, like.length, seed, like.specials)
+    second = like.embedding.second
+    if second is not None:
+        generator = torch.Generator().manual_seed(seed + 1)  # by the seed itself, it would be that of the first token
+        bert.embedding.second = torch.empty_like(second).normal_(std=INIT_STD, generator=generator)
+    return bert
+
+
 def initialize(module: nn.Module, generator: torch.Generator) -> None:
     """Draw matrices from a normal distribution of deviation 0.02; the row of [PAD] and biases are zero, norms one."""
     for part in module.modules():

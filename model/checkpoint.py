@@ -36,7 +36,8 @@ class Spent:
     tokens: int = 0
     operations: float = 0.0  # floating-point operations for these tokens
     micro_batch: int = 0  # sequences; a run that resumes on the same device keeps it, so that sums are rounded alike
-    device: str = ""  # for which that micro-batch was chosen
+    device: str = ""  # for which that micro-batch was chosen, and the code compiled
+    compiled_masks: int = 0  # masks of a sequence, for which the code is compiled; 0: it isn't
     compilations: int = 0  # successful, of the forward and backward pass
     compile_seconds: float = 0.0  # on the clock, failures included
     scaler: dict = field(default_factory=dict)  # state of the scale of fp16 gradients

@@ -32,6 +32,7 @@ from model.masking import Corpus
 from model.pretraining import Pretraining
 from model.settings import SPECIALS, Architecture, Specials, Training
 
+log = logging.getLogger(__name__)
 PROBLEM = "problem.json"  # the user error that ended the run, for the process that started it
 MEETING = "meeting"  # the file through which the processes find each other
 JOB = "job.json"
@@ -57,7 +58,8 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     def pretraining(self, here: machine.Machine, among: machine.Processes = machine.ALONE) -> Pretraining:
         """The training loop, at its start or at the checkpoint. The sequences are mapped into memory."""
         sequences = np.load(self.sequences, mmap_mode="r")
-        corpus = Corpus(sequences, Heldout.load(self.heldout), self.vocabulary, self.specials)
+        held = Heldout.load(self.heldout).without(self.specials.unk)
+        corpus = Corpus(sequences, held, self.vocabulary, self.specials)
         memory.check_memory(self.architecture, self.training, self.vocabulary, corpus.length, here)
         bert = Bert(self.architecture, self.vocabulary, corpus.length, self.training.seed, self.specials)
         if self.start:
@@ -109,12 +111,21 @@ def launch(job: Job, count: int, report: Callable[[float, str], None]) -> None:
             wait(started, work, report)
         finally:
             end(started, STOP_SECONDS)
+            repeat_warnings(work / OUTPUT)
         problem = Path(folder, PROBLEM)
         if problem.exists():
             raise InputError(json.loads(problem.read_text(encoding="utf-8")))
     if any(process.returncode for process in started):
         printed = (work / OUTPUT).read_text(encoding="utf-8", errors="replace")
         raise RuntimeError(f"One of {count} processes ended with an error:\n{printed}")
+
+
+def repeat_warnings(output: Path) -> None:
+    """Log the warnings among what the processes printed; without this, nobody would see them."""
+    for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
+        level, _, message = line.partition(" ")
+        if level == "WARNING":
+            log.warning("%s", message)
 
 
 def start(job: Path, folder: str, output: TextIO, variables: dict[str, str]) -> subprocess.Popen:
@@ -175,7 +186,8 @@ def main() -> None:
     threading.Thread(target=stop_with_parent, daemon=True).start()
     here = machine.detect()
     among = join(here.device, folder / MEETING)
-    logging.basicConfig(level=logging.INFO if among.first else logging.ERROR, format="%(message)s")
+    level = logging.INFO if among.first else logging.ERROR
+    logging.basicConfig(level=level, format="%(levelname)s %(message)s")  # for `repeat_warnings`
     try:
         job.pretraining(here, among).run(lambda fraction, note: None)
         among.wait()  # the first to end would close connections that others still read from

@@ -130,7 +130,7 @@ class Heldout:
 
     sequences  (m, S) token ids: one document after another, each followed by a separator; [PAD] after the last
     words      (m, S) int32: the number of the word that each token is a piece of, counted through all documents;
-               -1 for separators and padding
+               -1 for what is never predicted: separators, padding and, after `without`, [UNK]
     documents  (d, 5) int64: tokens (without separators), words, characters and UTF-8 bytes of each document; and bytes
                of it that the model can't read, because they are deleted or [UNK], with the white space after them
     """
@@ -159,6 +159,14 @@ class Heldout:
         documents = np.tile([size, size, size, size, 0], (m, 1))
         return cls(rows, words, documents)
 
+    def without(self, unknown: int) -> "Heldout":
+        """The same with each [UNK], whose id is `unknown`, outside of all words: it stays in sight, unpredicted.
+
+        So it does in pretraining, and its bytes are unread ones. A word with [UNK] in its middle becomes two.
+        """
+        words = np.where(self.sequences == unknown, np.int32(-1), self.words)
+        return Heldout(self.sequences, words, self.documents)
+
     @property
     def totals(self) -> dict[str, int]:
         """The sums of SIZES over all documents."""
@@ -171,7 +179,7 @@ class Heldout:
 
     @cached_property
     def owners(self) -> np.ndarray:
-        """(m, S): the number of the document that each token belongs to; -1 for separators and padding."""
+        """(m, S): the number of the document that each token belongs to; -1 for those outside of all words."""
         ends = np.cumsum(self.documents[:, SIZES.index("words")])
         documents = np.searchsorted(ends, self.words, side="right")
         return np.where(self.words < 0, -1, documents)
@@ -389,8 +397,8 @@ def ratio(nats_D: np.ndarray, sizes_D: np.ndarray) -> dict[str, float | None]:
 def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = None) -> dict:
     """The result of all rounds: the size of the text, and nats per word, character and byte of it.
 
-    `unread`: the share of the text's bytes that the model can't read: deleted ones are not predicted, and [UNK] is one
-    token. Nats per byte are per byte that the model can read; otherwise a model would look better the less it can read.
+    `unread`: the share of the text's bytes that the model can't read, of which none is predicted: they are deleted, or
+    [UNK]. Nats per byte are per byte that the model can read; otherwise a model would look better the less it can read.
     `length_nats_per_byte`: the part of the nats per byte that the number of pieces of the words costs.
 
     With `counts_V`, how often each entry of the vocabulary is in training text, also `by_frequencies`.

@@ -7,8 +7,8 @@ original     only the token is [MASK] (Salazar et al. 2020, arXiv 1910.14659). T
 within word  the later pieces of its word are [MASK] too (Kauf and Ivanova 2023, arXiv 2305.10588). Without this, the
              other pieces give a piece away, so that words of several pieces seem likely.
 
-The last piece of a word is predicted in the same way by both, so one pass serves both. All is computed in fp32, so that
-scores don't depend on the machine.
+The last piece of a word is predicted in the same way by both, so one pass serves both. All is computed in fp32,
+without TF32, so that scores don't depend on the machine.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from model.bert import Bert
-from model.machine import Machine, keep_heap
+from model.machine import Machine, exact_products, keep_heap
 
 METRICS = ("original", "within_word")
 FRAME = 2  # tokens around each sentence
@@ -169,7 +169,7 @@ def score_sentences(
     bert.to(machine.device).eval()
     if machine.device.type == "cpu":
         keep_heap()  # without it, a third of the time is spent on getting memory
-    with torch.inference_mode():
+    with torch.inference_mode(), exact_products():
         for some in batches(lengths, BATCH_TOKENS[machine.device.type]):
             if np.isnan(scores[some]).any():
                 scores[some] = scorer.log_probabilities(passes.places[some], passes.stops[some])

@@ -7,7 +7,8 @@ import os
 import shutil
 import statistics
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,6 +147,17 @@ def detect() -> Machine:
         compiles_always=compiler == "1",
         probes=cuda and micro_batch is None,
     )
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Without TF32, which rounds the factors of fp32 products to 10 bits. `detect` allows it, as it is fast."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def fastest_dtype(cuda: bool) -> str:

@@ -51,7 +51,7 @@ class Corpus:
     def check(self, training: Training) -> None:
         """Raise InputError if there are too few sequences for one batch, or no held-out text."""
         sequences = len(self.sequences)
-        if sequences < training.batch_size:
+        if training.budget and sequences < training.batch_size:
             raise InputError(
                 f"The corpus has {counted(sequences, 'sequence')} of {self.length} tokens, fewer than "
                 f"one batch of {training.batch_size:,}. Add text (download), or lower pretrain.batch_size."
@@ -63,8 +63,11 @@ class Corpus:
                 f"{sequences:,}, fewer than one batch of {training.batch_size:,}. Raise pretrain.budget, or lower "
                 "pretrain.batch_size."
             )
-        if not self.heldout.totals["tokens"]:
-            raise InputError("No text is held out. Raise tokenize.heldout_fraction, or add text (download).")
+        if (self.heldout.words < 0).all():
+            raise InputError(
+                "No text is held out that the vocabulary can read. Raise tokenize.heldout_fraction, or add text "
+                "(download)."
+            )
 
     def sequences_in(self, training: Training) -> int | None:
         """The most sequences that a run with a budget in epochs may read; None with a budget in another unit."""

@@ -65,11 +65,17 @@ def check_memory(
 ) -> None:
     """Raise InputError if the machine can't hold weights, gradients, optimizer states and the copy for a checkpoint.
 
-    Activations are not counted: they depend on the micro-batch, which is chosen to fit.
+    A budget of 0, which trains nothing, needs no gradients and states. Activations are not counted: they depend on the
+    micro-batch, which is chosen to fit.
     """
     weights, states = sizes(architecture, training, vocabulary, length)
     trained = 2 * weights + states
     checkpoint = weights + states
+    parts = "weights, gradients and optimizer states"
+    if not training.budget:
+        trained = weights
+        checkpoint = weights
+        parts = "weights"
     needs: list[tuple[str, int, int]] = []  # where, bytes needed and bytes there
     if machine.device.type == "cuda":
         of_gpu = torch.cuda.get_device_properties(machine.device).total_memory
@@ -83,8 +89,8 @@ def check_memory(
             raise InputError(
                 f"Training pretrain.architecture (layers {a.layers}, hidden {a.hidden}, intermediate {a.intermediate}) "
                 f"with pretrain.optimizer {training.optimizer!r} needs at least {needed:,} bytes of memory for "
-                f"weights, gradients and optimizer states, but {where} has {there:,} bytes available. Lower "
-                "pretrain.architecture.layers, hidden or intermediate."
+                f"{parts}, but {where} has {there:,} bytes available. Lower pretrain.architecture.layers, hidden or "
+                "intermediate."
             )
 
 

@@ -77,6 +77,14 @@ def muon_and_adamw(bert: Bert | Detecting, training: Training, dtype: torch.dtyp
     return [muon, adamw]
 
 
+def rate_of_step(training: Training, multiplier: float, step: int) -> float:
+    """The learning rate of a step (from 1) at this fraction of the peak. Adafactor's is 1/√step at most (torch)."""
+    rate = multiplier * training.learning_rate
+    if training.optimizer == "adafactor":
+        return min(rate, step**-0.5)
+    return rate
+
+
 def set_rates(optimizers: list[Optimizer], multiplier: float) -> None:
     """Set each group's rate to this fraction of its peak."""
     for optimizer in optimizers:

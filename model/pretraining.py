@@ -93,6 +93,8 @@ class Pretraining:
 
     def choose_micro_batch(self) -> int:
         """The sequences whose gradients are computed at once: as many as the memory of every process has room for."""
+        if not self.training.budget:
+            return 1  # nothing is computed at once
         share = memory.share_of(self.training, self.processes.count)
         fitting = memory.choose_micro_batch(self.module, self.training, self.corpus, self.machine, self.spent, share)
         return self.processes.least(fitting)
@@ -245,7 +247,7 @@ class Pretraining:
             "step": spent.step,
             "fraction": fraction,
             "tokens": spent.tokens,
-            "lr": multiplier * self.training.learning_rate,
+            "lr": optimizer.rate_of_step(self.training, multiplier, spent.step),
             "batch": batch,
             "masks": masks,
         }
@@ -441,9 +443,18 @@ class Pretraining:
         """Whether compiling at this fraction of the budget pays. The time that it takes is on the clock."""
         if not self.machine.compiles or self.model.compiler_failed:
             return False
-        if self.machine.compiles_always:
+        if self.machine.compiles_always or self.was_compiled(fraction):
             return True
         return self.seconds_of_shape(fraction) >= COMPILE_FROM_SECONDS[self.machine.device.type]
+
+    def was_compiled(self, fraction: float) -> bool:
+        """Whether a resumed run ends as if it had never stopped only if it compiles, as the same device did before.
+
+        With a budget in hours, no two runs are the same, and compiling could take what is left of it.
+        """
+        spent = self.spent
+        is_same = spent.device == self.device and spent.compiled_masks == self.masks(fraction)
+        return is_same and self.training.budget_unit != "hours"
 
     def seconds_of_shape(self, fraction: float) -> float:
         """For about how many seconds the number of masks stays as it is at this fraction of the budget."""
@@ -462,12 +473,15 @@ class Pretraining:
         masks = self.masks(fraction)
         self.model.masks = masks
         self.model.use(compiled=False)
-        if not self.compiles(fraction):
+        pays = self.compiles(fraction)
+        self.spent.compiled_masks = 0
+        if not pays:
             return
         try:
             self.model.use(compiled=True)
             memory.compute(self.model, self.training, self.corpus, self.machine, self.micro_batch, masks)
             self.spent.compilations += 1
+            self.spent.compiled_masks = masks
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

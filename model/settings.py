@@ -190,7 +190,9 @@ class Training(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     batch_size: int = Field(8192, ge=1, description="Sequences per optimizer step, from batch_ramp on.")
     batch_ramp: float = Field(0.6, ge=0, le=1, description="Fraction of the budget over which the batch grows.")
     optimizer: OptimizerName = Field(
-        "adamw", description="muon: for the matrices of the blocks, with adamw for everything else."
+        "adamw",
+        description="muon: for the matrices of the blocks, with adamw for everything else. adafactor: its rate is at "
+        "most 1/√step.",
     )
     learning_rate: float = Field(1e-3, gt=0, le=100, description="Peak rate.")
     matrix_learning_rate: float = Field(

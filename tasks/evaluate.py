@@ -106,14 +106,15 @@ def predict(texts: list[str], model: Artifact, name: str) -> tuple["Heldout", np
         )
     bert = export.load(model.path, HEADS)
     tokenizer = load_tokenizer(model.path)
-    held = heldout_of(texts, tokenizer, bert.length)
+    specials = specials_of(tokenizer)
+    held = heldout_of(texts, tokenizer, bert.length).without(specials.unk)
     if not held.read_bytes.sum():
         raise InputError(f"{name} has no word that {model.name} can read. Pass text in the model's script.")
-    nats_D, _ = heldout.document_losses(bert.to(here.device), held, specials_of(tokenizer).mask, here)
+    nats_D, _ = heldout.document_losses(bert.to(here.device), held, specials.mask, here)
     return held, nats_D
 
 
-@stage(version=4)
+@stage(version=5)
 def evaluate(params: Evaluate, model: Artifact, text: Artifact, others: list[Artifact], out: Path) -> dict:
     """Predict every word of the documents once; nats per word, character and byte, of all and by source."""
     from model import heldout

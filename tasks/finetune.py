@@ -187,7 +187,7 @@ def architecture_of(start: Artifact) -> tuple[Architecture, int]:
     return architecture, length
 
 
-@stage(version=5, varies=True)
+@stage(version=6, varies=True)
 def finetune(params: FinetuneRun, start: Artifact, out: Path) -> dict:
     """Train on the task's training data, score the model on its validation data."""
     architecture, length = architecture_of(start)
@@ -323,13 +323,11 @@ class Scale(NamedTuple):
 
 
 def load_encoder(run: FinetuneRun, folder: Path) -> "Bert":
-    """The pretrained encoder, or one of its shape with the random weights of the run's seed."""
+    """The pretrained encoder, or one like it with the random weights of the run's seed."""
     from model import bert, export
 
     encoder = export.load(folder)
-    if run.pretrained:
-        return encoder
-    return bert.Bert(encoder.architecture, encoder.vocabulary, encoder.length, seed=run.seed)
+    return encoder if run.pretrained else bert.untrained(encoder, run.seed)
 
 
 def with_head(encoder: "Bert", run: FinetuneRun, task: Task) -> "Classifier":

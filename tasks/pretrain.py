@@ -147,11 +147,11 @@ def save_metrics(work: Path, out: Path) -> dict[str, np.ndarray]:
 def count_tokens(sequences: np.ndarray, entries: int, specials: Specials) -> np.ndarray:
     """How often each token is in sequences that are spread evenly over the training text: (entries,) int64.
 
-    Zero for special tokens that are never predicted.
+    Zero for special tokens, which are never predicted.
     """
     every = max(1, sequences.size // SAMPLED_TOKENS)
     counts = np.bincount(sequences[::every].ravel(), minlength=entries)
-    counts[[specials.pad, specials.cls, specials.sep, specials.mask]] = 0
+    counts[list(specials)] = 0
     return counts
 
 
@@ -259,7 +259,7 @@ def mention_same_but_budget(params: Pretrain, tokens: Artifact) -> None:
             return
 
 
-@stage(version=9, resumes=True, varies=True)
+@stage(version=10, resumes=True, varies=True)
 def pretrain(params: Pretrain, tokens: Artifact, out: Path) -> dict:
     """Train until the budget is spent, continuing from the checkpoint of a killed attempt if there is one."""
     work = out / WORK  # checkpoint and metrics, kept until the artifact is published
@@ -355,6 +355,8 @@ def measure_heldout(folder: Path, model: "Bert", here: "Machine", characters: fl
             "of_digest": digest_of(texts),
         }
     log.info("Measuring the held-out loss on %s.", counted(documents.totals["words"], "word"))
-    nats_D, _ = heldout.document_losses(model.to(here.device), documents, specials_of(tokenizer).mask, here)
+    specials = specials_of(tokenizer)
+    documents = documents.without(specials.unk)
+    nats_D, _ = heldout.document_losses(model.to(here.device), documents, specials.mask, here)
     found = heldout.summary(documents, nats_D, np.load(folder / FREQUENCIES))
     return found | part | {"digest": digest_of(read)}

@@ -15,7 +15,7 @@ from model.errors import InputError
 from tasks.evaluate import Evaluate, evaluate
 from tasks.pretrain import Pretrain, pretrain
 from tasks.store.artifacts import artifacts_of
-from tasks.text.tokenizer import MASK, PAD, SEP, heldout_of, load_tokenizer
+from tasks.text.tokenizer import MASK, PAD, SEP, UNK, heldout_of, load_tokenizer
 from tasks.tokenize import Tokenize, tokenize
 
 TINY = Pretrain(
@@ -24,6 +24,7 @@ TINY = Pretrain(
     budget_unit="tokens",
     batch_size=8,
 )
+TOO_LONG = " " + 101 * "x"  # for a tokenizer: [UNK]
 UNITS = ("word", "character", "byte")
 
 
@@ -32,21 +33,22 @@ def made(tmp_path_factory, toy_texts: list[str]):
     """The artifacts up to a model that was trained on a few thousand tokens."""
     root = tmp_path_factory.mktemp("made")
     with store_of_its_own(root / "artifacts"):
-        tokens = toy_tokens(root, toy_texts)
+        tokens = toy_tokens(root, [text + TOO_LONG for text in toy_texts])
         yield tokens | {"root": root, "model": pretrain.fn(TINY, tokens["tokens"])}
 
 
 @pytest.fixture(scope="module")
 def others() -> list[str]:
-    """Documents that the model has not seen, some with letters of several bytes."""
+    """Documents that the model has not seen, some with letters of several bytes and a word that it can't read."""
     rng = random.Random(3)
-    return [document(rng, rng.randint(1, 9)) + (" Ein Käfer, ça va." if i % 3 else "") for i in range(40)]
+    return [document(rng, rng.randint(1, 9)) + (f" Ein Käfer,{TOO_LONG} va." if i % 3 else "") for i in range(40)]
 
 
 @pytest.mark.parametrize("text", ["tokens", "model"])
 def test_a_models_loss_on_its_own_held_out_text_is_exactly_that_of_pretraining(made, text: str):
     found = evaluate.fn(Evaluate(), made["model"], made[text], []).stats
     recorded = made["model"].stats["heldout"]
+    assert recorded["unread"] > 0
     assert {name: found[name] for name in recorded} == recorded
     assert set(found) - set(recorded) == {"table"}
 
@@ -58,7 +60,8 @@ def test_each_document_has_the_loss_that_the_model_gives_it_with_a_seventh_of_th
     tokenizer = load_tokenizer(made["model"].path)
     model = export.load(made["model"].path).eval()
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    held = heldout_of(texts, tokenizer, model.length)
+    held = heldout_of(texts, tokenizer, model.length).without(UNK)
+    assert (held.sequences == UNK).any()
     assert held.sequences.ravel().tolist() == [
         *(token for ids in encoded for token in (*ids, SEP)), *[PAD] * (held.sequences == PAD).sum()
     ]  # fmt: skip
@@ -114,7 +117,8 @@ def test_the_sources_add_up_to_the_whole(made, others, tmp_path):
         assert rows[name].sum() == stats[name]
     for unit in UNITS:
         assert written[f"{unit}s"].sum() == stats[f"{unit}s"]
-        sizes = written.groupby("source")[f"{unit}s"].sum()
+        read = written[f"{unit}s"] - (written["unread_bytes"] if unit == "byte" else 0)
+        sizes = read.groupby(written["source"]).sum()
         nats = rows[f"nats per {unit}"] * sizes
         assert nats.sum() / sizes.sum() == pytest.approx(stats[f"nats_per_{unit}"]["value"], abs=1e-4)
         own = written.groupby("source")["nats"].sum() / sizes

@@ -19,8 +19,8 @@ from conftest import store_of_its_own, toy_model, toy_tokens
 from flows.recipes.recipe import resolve
 from model import bert, export, finetuning, machine
 from model.errors import InputError
-from model.settings import Finetuning
-from tasks.finetune import Finetune, FinetuneRun, finetune
+from model.settings import Architecture, Finetuning, Specials
+from tasks.finetune import Finetune, FinetuneRun, finetune, load_encoder
 from tasks.glue import metrics
 from tasks.glue.inputs import encode, encoding
 from tasks.glue.own import by_name
@@ -141,6 +141,22 @@ def handed(monkeypatch: pytest.MonkeyPatch, run: FinetuneRun, start: Artifact) -
         with pytest.raises(RuntimeError, match="training begins"):
             finetune.fn(run, start)
     return signature.bind(*train.call_args.args, **train.call_args.kwargs).arguments
+
+
+def test_the_model_without_pretraining_has_the_special_tokens_and_marks_a_second_text(tmp_path: Path, data: Path):
+    first = bert.Bert(Architecture(**MODERN, bias=True), 40, 16, specials=Specials(pad=9, unk=5, cls=6, sep=7, mask=8))
+    first.embedding.second = torch.ones(32)
+    export.save(first, tmp_path)
+    made = [load_encoder(one(data, "rte", pretrained=False, seed=seed), tmp_path) for seed in (0, 0, 1)]
+    for encoder in made:
+        assert encoder.specials == first.specials
+        assert encoder.embedding.word.padding_idx == 9
+        assert 0.01 < encoder.embedding.second.std() < 0.04
+    same, again, other = ([*encoder.state_dict().values()] for encoder in made)
+    assert all(map(torch.equal, same, again))
+    assert not torch.equal(made[0].embedding.second, made[2].embedding.second)
+    assert not torch.equal(made[0].embedding.second, made[0].embedding.word.weight[0])
+    assert not all(map(torch.equal, same, other))
 
 
 @pytest.fixture(scope="module")

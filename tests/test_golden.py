@@ -34,10 +34,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "filter": ("33973f598c4c", "602b33cfa45f", "46330c021e82"),
     "vocabulary": ("d48835b35f1b", "af439b33188f", "2febdec4612e"),
     "tokenize": ("7c7a7e607218", "17269e3ac872", "00a6877a6567"),
-    "pretrain": ("a247f1ee2604", "646eacc8d903", "43c2e4a29e9b"),
-    "minimal_pairs": ("", "749b4a390c2c", "e5089413667d"),
-    "finetune": ("770f4cc46626", "890a93d10bb6", "c8908628f27e"),
-    "report": ("5cf572c47bd4", "95c7beb6df5e", "622da300b181"),
+    "pretrain": ("03edd3055ad7", "1eef5d4a94d4", "e6f04acfe6f5"),
+    "minimal_pairs": ("", "677b467639c9", "809cb58318c3"),
+    "finetune": ("87af0b749ec4", "efad39271d04", "b5a062057d8f"),
+    "report": ("319d605a2ddb", "d23d7bbe8fee", "a2c66acf48aa"),
 }
 # Stage and file, all parts as one: digest of rows, array or bytes
 CONTENT: dict[str, str] = {

@@ -130,6 +130,21 @@ def test_the_loss_of_each_word_is_the_models_with_its_pieces_revealed_from_left_
     assert predicted.tolist() == np.bincount(owners, minlength=len(lengths)).tolist()
 
 
+def test_an_unknown_token_is_always_in_sight_never_predicted_and_in_no_count(by_id):
+    raw = packed([200, 3, 40])
+    held = raw.without(UNK)
+    curve = curve_losses(by_id, held, MASK, HERE)
+    nats_D, predicted_D = document_losses(by_id, held, MASK, HERE)
+    places = {row.tobytes() for row in raw.sequences == UNK}
+    assert any(np.frombuffer(row, bool).any() for row in places)
+    for tokens, _, labels in by_id.asked:
+        assert not (labels == UNK).any()
+        assert {row.tobytes() for row in (tokens == UNK).numpy()} <= places
+    assert curve["heldout_loss"] > (5 + VOCABULARY) / 3, "the mean of the other ids is larger"
+    assert nats_D.sum() == pytest.approx(held.sequences[held.words >= 0].sum() + held.length_nats.sum())
+    assert predicted_D.sum() == (held.lengths > 0).sum() == len(runs_of(held))
+
+
 def test_what_stands_for_padding_changes_nothing():
     held = packed([100, 30, 5])
     model = encoder(positions="rotary", funnel=1, layers=3, tied=False)
@@ -250,7 +265,7 @@ def test_the_standard_error_is_the_jackknifes_over_documents():
 
 def test_the_loss_by_frequencies_is_that_of_a_unigram_model_of_the_training_text():
     """Its loss by the same rounds; with counts of the text itself about its entropy, by scipy."""
-    held = packed([3, 0, 400, 90])
+    held = packed([3, 0, 400, 90]).without(UNK)
     counts = np.random.default_rng(0).integers(0, 50, VOCABULARY)
     measured_D = document_losses(Unigram(-np.log((counts + 1) / (counts + 1).sum())), held, MASK, HERE)[0]
     found = heldout.summary(held, measured_D, counts)

@@ -170,21 +170,31 @@ def test_the_model_is_one_static_graph_that_compiled_has_the_same_loss_and_gradi
 
 
 @pytest.mark.parametrize(
-    ("parts", "processes", "copies", "where"),
-    [("", 1, 7, "this machine"), ("", 2, 11, "this machine"), ("gpus", 1, 4, "Toy GPU")],
+    ("parts", "processes", "budget", "copies", "where"),
+    [
+        ("", 1, 24, 7, "this machine"),
+        ("", 2, 24, 11, "this machine"),
+        ("gpus", 1, 24, 4, "Toy GPU"),
+        ("", 1, 0, 2, "this machine"),
+        ("gpus", 1, 0, 2, "this machine"),
+    ],
 )
-def test_a_model_fits_if_its_weights_gradients_and_moments_do(monkeypatch, parts, processes, copies, where):
-    """Those of each process take four times the weights, and on the host a checkpoint three times."""
+def test_a_model_fits_if_its_weights_gradients_and_moments_do(monkeypatch, parts, processes, budget, copies, where):
+    """Those of each process take four times the weights, and on the host a checkpoint three times.
+
+    With a budget of 0 there are only weights, twice.
+    """
     equip(monkeypatch, parts)
     monkeypatch.setattr(machine.Machine, "device_name", lambda self: "Toy GPU")
-    needed = copies * memory.sizes(Architecture(), Training(), 32_768, 128)[0]
+    training = Training(budget=budget)
+    needed = copies * memory.sizes(Architecture(), training, 32_768, 128)[0]
     for there in (needed, needed - 1):
         monkeypatch.setattr(memory, "available_memory", lambda there=there: there)
         properties = SimpleNamespace(total_memory=there)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
         refused = pytest.raises(InputError, match=f"{needed:,} bytes .* {where} has {there:,} bytes")
         with nullcontext() if there == needed else refused:
-            memory.check_memory(Architecture(), Training(), 32_768, 128, machine.detect(), processes)
+            memory.check_memory(Architecture(), training, 32_768, 128, machine.detect(), processes)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,26 @@ def test_scores_do_not_depend_on_the_other_sentences(model) -> None:
             assert alone[metric][0] == pytest.approx(together[metric][number], abs=1e-4)
 
 
+def test_scores_are_computed_without_tf32_which_is_allowed_again_afterwards(model, monkeypatch) -> None:
+    bert = export.load(model.path)
+    encode_states = bert.encode
+    seen = []
+
+    def look(*inputs, **settings) -> torch.Tensor:
+        seen.append(torch.get_float32_matmul_precision())
+        return encode_states(*inputs, **settings)
+
+    monkeypatch.setattr(bert, "encode", look)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        likelihood.score_sentences(bert, encode(["the map"], model.path), SEP, machine.detect(), lambda _: None)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert set(seen) == {"highest"}
+
+
 def test_a_tie_counts_half_and_groups_count_equally() -> None:
     scored = pd.DataFrame(
         {

@@ -146,6 +146,21 @@ def test_adafactors_step_does_not_depend_on_the_size_of_the_gradient_and_has_non
     torch.testing.assert_close(moved[1e-6], moved[1.0])
 
 
+@pytest.mark.parametrize("step", [1, 100, 2500, 10_000])
+def test_the_rate_of_a_step_is_that_by_which_adafactor_moves_and_of_others_the_schedules(step: int):
+    matrix = nn.Parameter(torch.ones(4, 4))
+    settings = training("adafactor").model_copy(update={"weight_decay": 0.0})
+    (adafactor,) = optimizer.optimizers(nn.ParameterList([matrix]), settings)
+    for number in (step - 1, step):
+        matrix.data.fill_(1.0)
+        matrix.grad = torch.ones(4, 4)
+        adafactor.step()
+        adafactor.state[matrix]["step"].fill_(number)
+    moved = 1 - matrix[0, 0].item()
+    assert optimizer.rate_of_step(settings, 1.0, step) == pytest.approx(moved, rel=1e-3)
+    assert optimizer.rate_of_step(training("adamw"), 0.5, step) == LR / 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_rates_are_a_part_of_each_groups_peak_and_muon_has_a_peak_of_its_own(name):
     own = {"matrix_learning_rate": 8.0} if name == "muon" else {}

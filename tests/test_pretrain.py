@@ -29,7 +29,7 @@ from tasks.pretrain import Pretrain, measure_heldout, pretrain, words_of
 from tasks.reports.losses import FEWEST_WORDS
 from tasks.store.artifacts import LINEAGE, Artifact
 from tasks.text.holdout import digest_of, measured_texts
-from tasks.text.tokenizer import CLS, MASK, PAD, SEP
+from tasks.text.tokenizer import CLS, MASK, PAD, SEP, UNK
 
 TINY = Pretrain(
     architecture={"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48},
@@ -109,6 +109,7 @@ def test_the_loss_by_token_frequencies_stands_beside_the_models_and_is_computed_
     assert held["by_frequencies"] == heldout_module.by_frequencies(Heldout.load(made["tokens"].path), counts)
     assert "token frequencies alone" in (made["pretrain"].path / "README.md").read_text()
     monkeypatch.setattr(pretrain_module, "SAMPLED_TOKENS", sequences.size // 3)
+    assert pretrain_module.count_tokens(np.arange(7)[None], 7, SPECIALS).tolist() == [0, 0, 0, 0, 0, 1, 1]
     sampled = pretrain_module.count_tokens(sequences, 400, SPECIALS)
     assert np.array_equal(sampled[MASK + 1 :], np.bincount(sequences[::3].ravel(), minlength=400)[MASK + 1 :])
 
@@ -244,6 +245,18 @@ def test_a_process_that_waits_for_the_others_ends_when_its_parent_is_gone(tmp_pa
             first.kill()
 
 
+def test_what_several_processes_warn_of_is_said_here(monkeypatch, endless, caplog):
+    monkeypatch.setenv("CRAM_MICRO_BATCH", "2")
+    monkeypatch.setattr(distributed, "POLL_SECONDS", 0.1)
+    hopeless = {"budget": 40 * 64, "learning_rate": 10.0, "optimizer": "sgd"}
+    job = endless.model_copy(update={"training": endless.training.model_copy(update=hopeless)})
+    with caplog.at_level(logging.INFO):
+        distributed.launch(job, 2, lambda *_: None)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == distributed.__name__]
+    assert [level for level, _ in said] == ["WARNING"]
+    assert said[0][1].startswith("After ")
+
+
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no /proc")
 def test_processes_that_train_together_listen_on_the_loopback_interface_only_and_stop_with_a_checkpoint(
     monkeypatch, endless
@@ -272,6 +285,14 @@ def test_a_model_that_no_memory_holds_is_refused_before_anything_is_discarded():
     with pytest.raises(InputError, match=r"pretrain\.architecture"):
         Pretrain(architecture=sizes).check()
     TINY.check()
+
+
+def test_losses_over_a_run_predict_no_unknown_token(endless, tmp_path):
+    rows = np.load(endless.sequences)
+    rows[::2, 3] = UNK
+    Heldout.of_rows(rows).save(tmp_path)
+    held = endless.pretraining(machine.detect()).corpus.heldout
+    assert ((held.words < 0) == (np.arange(16) == 15) | (rows == UNK)).all()
 
 
 def test_an_input_error_in_several_processes_is_raised_here(made, monkeypatch):

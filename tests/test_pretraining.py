@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from model.masking import Batches, Corpus
 from model.settings import Training
 
 SPECIALS = 5
-TIMES = ("seconds", "stopped_seconds", "tokens_per_second", "mfu", "compile_seconds", "compilations")
+TIMES = ("seconds", "stopped_seconds", "tokens_per_second", "mfu", "compile_seconds", "compilations", "compiled_masks")
 RATE = 1e9  # of this machine's matrix products, said to be
 FALLING = {"mask_fraction": 0.4, "last_mask_fraction": 0.1}
 TRAPEZOID = {"schedule": "trapezoid", "warmup": 0.1, "cooldown": 0.4, "floor": 0.1, "batch_ramp": 0.8} | FALLING
@@ -697,6 +697,14 @@ def test_a_corpus_without_a_batch_or_without_held_out_text_is_refused(tmp_path, 
         build(tmp_path, corpus(**sizes))
 
 
+def test_a_budget_of_0_needs_no_batch_and_no_memory_for_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "fits", lambda *_: pytest.fail("a micro-batch is computed"))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = pretraining.Pretraining(encoder(), Training(budget=0), corpus(7), machine_of(probes=True), folder)
+    assert run.run(quiet).evaluations
+
+
 def test_a_part_of_an_epoch_without_a_batch_is_refused(tmp_path):
     build(tmp_path / "a batch", corpus(50), budget=0.16, **EPOCHS)
     with pytest.raises(InputError, match=r"0\.15 epochs.*7 sequences.*batch_size"):
@@ -797,6 +805,38 @@ def test_each_number_of_masks_is_compiled_once_until_that_fails(tmp_path, monkey
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == (most < 5)
     assert all("torch.compile failed (no co" in warning and len(warning) < 500 for warning in warnings)
+
+
+@pytest.mark.parametrize("of", ["the same device", "another device", "other masks", "an old checkpoint", "hours"])
+def test_a_resumed_run_compiles_again_what_its_device_had_compiled_also_where_little_is_left(
+    tmp_path, monkeypatch, clock, of
+):
+    settings = seconds_of_budget(60) if of == "hours" else {}
+
+    def started() -> pretraining.Pretraining:
+        run = build(tmp_path, compiles=True, **CONSTANT, **settings)
+        run.machine = replace(run.machine, compiles_always=False)
+        return run
+
+    monkeypatch.setattr(torch, "compile", eager)
+    monkeypatch.setitem(pretraining.COMPILE_FROM_SECONDS, "cpu", 0.0)
+    with monkeypatch.context() as patch:
+        if of == "an old checkpoint":
+            new = ("compiled_masks",)
+            patch.setattr(checkpoint, "asdict", lambda spent: {k: v for k, v in asdict(spent).items() if k not in new})
+        with pytest.raises(SystemExit):
+            started().run(do_at(3, quiet, sending(signal.SIGTERM)))
+
+    monkeypatch.setitem(pretraining.COMPILE_FROM_SECONDS, "cpu", math.inf)
+    run = started()
+    assert run.spent.step == 3
+    if of == "another device":
+        run.device = "Toy GPU"
+    if of == "other masks":
+        run.spent.compiled_masks += 1
+    run.run(quiet)
+    assert run.model.compiled is (of == "the same device")
+    assert bool(run.spent.compiled_masks) is run.model.compiled
 
 
 def test_memory_that_does_not_suffice_is_not_taken_for_a_failed_compiler(tmp_path, monkeypatch):

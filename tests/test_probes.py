@@ -118,6 +118,27 @@ def test_a_words_state_is_the_mean_of_its_pieces_in_transformers(probes: ModuleT
     torch.testing.assert_close(states.values_WD, torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
+def test_states_are_computed_without_tf32(probes: ModuleType, model, monkeypatch: pytest.MonkeyPatch):
+    case = probes.Case("toy", model, model.path)
+    bert = probes.load(case)
+    encode_states = bert.encode
+    seen = []
+
+    def look(tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_float32_matmul_precision())
+        return encode_states(tokens)
+
+    monkeypatch.setattr(bert, "encode", look)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        encoded = probes.encode(of_split(probes, [["The", "river"]]), case, LENGTH - 2)
+        probes.states_of(bert, encoded.sentences, 2, SEP, machine_of())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == ["highest"]
+
+
 @pytest.mark.parametrize("task", ["UPOS", "deprel"])
 def test_the_classifier_is_as_accurate_as_scikit_learns_logistic_regression(probes: ModuleType, task: str):
     random = np.random.default_rng(0)

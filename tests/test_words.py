@@ -2,16 +2,19 @@
 
 import functools
 import random
+import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 from tokenizers import normalizers
 from tokenizers.models import WordPiece
+from toys import tokenizer_in
 
 from model.errors import InputError
 from model.heldout import Heldout
@@ -25,6 +28,7 @@ from tasks.text.tokenizer import (
     WORD,
     divide_text,
     heldout_of,
+    load_tokenizer,
     normaliser_of,
     normalizer,
     pre_tokenizer,
@@ -228,6 +232,15 @@ def test_what_the_normaliser_deletes_or_the_vocabulary_lacks_is_unread(tokenizer
     }.items():
         *_, sizes = divide_text(text, tokenizer)
         assert sizes[-1] == unread, text
+
+
+def test_a_vocabulary_of_ascii_knows_every_word_but_those_that_are_too_long(tmp_path: Path, rng: random.Random):
+    tokenizer_in(tmp_path, 16)
+    tokenizer = load_tokenizer(tmp_path)
+    text = "".join(rng.choices(CHARACTERS + string.printable, k=6000))
+    for more, is_known in (("", True), (" " + 101 * "x", False)):
+        held = heldout_of([text + more], tokenizer, 16)
+        assert np.array_equal(held.without(UNK).words, held.words) is is_known
 
 
 def rounds_of(held: Heldout) -> dict[int, int]:
