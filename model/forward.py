@@ -1,7 +1,11 @@
-"""A model's forward pass, compiled or not."""
+"""A model's forward pass in training, compiled or not."""
 
 import torch
 from torch import Tensor, nn
+
+from model.bert import Bert
+from model.machine import Machine, keep_heap
+from model.settings import Training
 
 # Compiling takes 20 to 60 s on CPUs and saves a tenth of a step's time or more there. Beside an H200 it takes up to a
 # minute and saves from 28 % (crammed-bert) to 53 % (frontier). So it pays if the compiled code is used for this long.
@@ -31,3 +35,14 @@ class Forward(nn.Module):
     def forward(self, *batch: Tensor) -> Tensor:
         """The model's loss."""
         return self.call(*batch)
+
+
+def ready_for_training(bert: Bert, training: Training, machine: Machine) -> Bert:
+    """The encoder on the machine, with the dropout of these settings and the type of the states between its blocks."""
+    if machine.device.type == "cpu":
+        keep_heap()
+    bert = bert.to(machine.device).train()
+    bert.set_dropout(training.dropout)
+    if machine.dtype is torch.bfloat16:  # reading and writing the states takes half the time; fp16 would overflow
+        bert.trained_in = torch.bfloat16
+    return bert

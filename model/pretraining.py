@@ -19,9 +19,9 @@ from model.clock import Clock
 from model.diagnosis import Course, advice, becomes_hopeless, not_finite
 from model.errors import InputError
 from model.files import TENTHS, TOKENS
-from model.forward import COMPILE_FROM_SECONDS, USUAL_MFU, Forward
+from model.forward import COMPILE_FROM_SECONDS, USUAL_MFU, Forward, ready_for_training
 from model.heldout import curve_losses, share_of_curve
-from model.machine import ALONE, Machine, Processes, keep_heap, matrix_rate
+from model.machine import ALONE, Machine, Processes, matrix_rate
 from model.masking import Batches, Corpus
 from model.settings import Training
 from model.signals import StopRequest
@@ -490,17 +490,6 @@ class Pretraining:
             self.model.use(compiled=False)
             self.model.compiler_failed = True
         self.spent.compile_seconds += self.clock.seconds() - began
-
-
-def ready_for_training(bert: Bert, training: Training, machine: Machine) -> Bert:
-    """The encoder on the machine, with the dropout of these settings and the type of the states between its blocks."""
-    if machine.device.type == "cpu":
-        keep_heap()
-    bert = bert.to(machine.device).train()
-    bert.set_dropout(training.dropout)
-    if machine.dtype is torch.bfloat16:  # reading and writing the states takes half the time; fp16 would overflow
-        bert.trained_in = torch.bfloat16
-    return bert
 
 
 def tenths_in(fraction: float) -> int:
