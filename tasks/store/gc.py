@@ -265,8 +265,8 @@ def survey(keep: int, hollow: bool, models: bool) -> Garbage:
     """What a `cram gc` would do.
 
     It keeps the last `keep` reports and studies, what was made or pulled since the newest of them, pins, and what is in
-    use; each with all that it was made from; and models, unless `models`. `hollow`: drop the data of what stays where something
-    that stays was made from it.
+    use; each with all that it was made from; and models, unless `models`. `hollow`: drop the data of what stays where
+    something that stays was made from it.
     """
     made, damaged = manifests_of_all()
     busy = in_use()
