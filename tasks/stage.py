@@ -231,11 +231,14 @@ class StageTask(Task):
         made_from = digests_of_contents(call.inputs)
         if not self.resumes or read_origin(draft) != made_from:
             shutil.rmtree(draft, ignore_errors=True)
+        is_resumed = (draft / WORK).exists()
         draft.mkdir(parents=True, exist_ok=True)
         if self.resumes and made_from:
             write_origin(draft, made_from)
         before = read_manifest(call.artifact)
         about = self.produce(call, draft, made_from)
+        if is_resumed:  # its times are those of the last attempt
+            about["resumed"] = True
         publish(draft, call.artifact, about)
         if before and before.get("hollow"):
             compare(call.artifact.name, result_files(before), result_files(about))

@@ -300,6 +300,7 @@ def test_a_draft_is_continued_unless_an_input_that_varies_has_other_contents(sto
     maker.fn(Count())
     made = halves.fn(*given)
     assert CALLS.count("first") == repeated
+    assert made.manifest.get("resumed", False) is not repeated
     first, second = json.loads((made.path / "copies.json").read_text())
     assert second == "other"
     assert (first == second) is repeated
@@ -333,6 +334,7 @@ def test_a_killed_stage_publishes_nothing_frees_its_locks_and_is_resumed(store: 
     run_slow()
     assert CALLS == ["count", "slow", "slow", "slow", "slow"]
     assert find("slow", "latest").stats == {"numbers": 10}
+    assert find("slow", "latest").manifest["resumed"]
     assert not list(store.glob(".partial/slow-*"))
 
 
