@@ -77,12 +77,16 @@ class Forecast:
         self.rows += self.rows_of.values()
 
     def _earlier(self, stage: str) -> list[dict]:
-        """The manifests of a stage that this machine wrote, whatever became of their files, the newest first."""
+        """The manifests of a stage that this machine wrote, whatever became of their files, the newest first.
+
+        Without those that tell only the time of a last attempt: pretraining alone has a clock that goes on.
+        """
         here = environment()["machine"]
         found = []
         for path in (home.root() / stage).glob(f"*/{MANIFEST}"):
             about = load_manifest(Artifact(stage=stage, key=path.parent.name))
-            if about and about["environment"].get("machine") == here and about["seconds"]:
+            is_whole = stage == PRETRAIN or not about.get("resumed")
+            if about and is_whole and about["environment"].get("machine") == here and about["seconds"]:
                 found.append(about)
         return sorted(found, key=lambda about: about["finished"], reverse=True)
 
@@ -121,7 +125,8 @@ class Forecast:
         for about in self.earlier(step.stage):
             with suppress(AttributeError, KeyError, TypeError, ValueError):  # its input is gone, or of another version
                 done = find_done(step, about)
-                if done.kind == work.kind and done.amount and work.amount:
+                is_alike = done.kind == work.kind and done.amount and work.amount
+                if is_alike and ran_on_this_device(about):
                     return about["stats"].get("seconds_on_the_clock", about["seconds"]) * work.amount / done.amount
         return None
 
@@ -258,6 +263,20 @@ def find_work(step: Step) -> Work:
         return Work(params.epochs * params.share, kind)
     reads_text = not step.inputs or "corpus" in step.task.signature.parameters
     return Work(disk.text_for(step) if reads_text else 1)
+
+
+def ran_on_this_device(about: dict) -> bool:
+    """Whether a stage that trained did so on such a device as this process would, and on as many GPUs."""
+    its = about["stats"].get("machine")
+    if not its:  # it computed on the CPU
+        return True
+    from model import machine  # loads torch
+
+    here = machine.detect()
+    if here.device.type == "cpu":
+        return its["device"].startswith("CPU")
+    gpus = machine.gpus(here)
+    return its["device"] == here.device_name() and its.get("gpus", gpus) == gpus
 
 
 def in_tokens(pretrain: Step) -> Training:

@@ -23,6 +23,7 @@ from tasks.compare import Compare, Member, compare, heldout_digest
 from tasks.evaluate import Evaluate, evaluate, share_in_common
 from tasks.store.artifacts import Artifact
 from tasks.store.gc import keep_while_running
+from tasks.store.manifests import refuse_hollow
 
 RESULTS = {PRETRAIN, "minimal_pairs", "report"}  # the stages whose artifacts a study's page reads
 FEWEST_IN_COMMON = 0.1  # of the first model's held-out documents: with fewer, losses are not compared
@@ -61,6 +62,7 @@ def study(
     if any(row.seconds is None for step, row in found.rows_of.items() if step.stage == PRETRAIN):
         log.info("Pretraining: %s on this machine, less what is cached.", estimate(asked.runs, usual_rate()))
     plan.check()
+    refuse_hollow_models(plan)
     disk.check(plan)
     with tags(Path(study).stem, f"until {until}"), keep_while_running(plan.needed()):
         execute(plan)
@@ -84,6 +86,17 @@ def log_failures(members: list[Member]) -> None:
     failed = sum(bool(member.problem) for member in members)
     if failed:
         log.warning("%s of %s failed; the page says why.", failed, counted(len(members), "run"))
+
+
+def refuse_hollow_models(plan: Plan) -> None:
+    """Let the runs of made models whose weights are not here be impossible: a study's page needs whole models."""
+    for step in plan.steps:
+        if step.stage == PRETRAIN and not step.error and step.is_made:
+            try:
+                refuse_hollow(step.artifact)
+            except InputError as error:
+                log.warning("%s is not possible: %s", step.title, error)
+                step.problem = error
 
 
 class StudyPlan(NamedTuple):
@@ -113,6 +126,7 @@ def forecast_study(study: str, recipe: str | None, override: dict, seeds: int, s
     asked = plan_study(study, recipe, override, seeds, scale, until)
     warn_of_unused(asked.about.recipe, without_empty(override), asked.plan)
     asked.plan.check(thoroughly=False)
+    refuse_hollow_models(asked.plan)
     found = Forecast(asked.plan)
     for run in asked.runs:
         if not run.recipe:

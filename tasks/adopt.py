@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,20 +119,33 @@ def find_model(name: str, stage: str = "pretrain", heads: Collection[str] | None
 def download(name: str) -> Path:
     """The folder of a model of the hub, by its name there: OWNER/NAME, NAME, or either with @REVISION.
 
-    Raises InputError if the hub has no such model, Unreachable if it can't be reached and the model isn't in its cache.
+    Raises InputError if the hub has no such model, or if a plan is made and the model isn't in the hub's cache;
+    Unreachable if the hub can't be reached and the model isn't in its cache.
     """
-    from huggingface_hub import snapshot_download
-
     repository, _, revision = name.partition("@")
     instead = (
         "name a folder that has config.json, the weights and the tokenizer, or a model that `cram ls pretrain` lists"
     )
     patterns = ["config.json", WEIGHTS, f"{WEIGHTS}.index.json", *FILES, WORDS, "special_tokens_map.json"]
     with hub.asking(repository, instead, room=""):
-        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
+        folder = snapshot(repository, revision or None, patterns)
         if not any(folder.glob(WEIGHTS)):
-            snapshot_download(repository, revision=folder.name, allow_patterns=[PICKLED])
+            snapshot(repository, folder.name, [PICKLED])
     return folder
+
+
+def snapshot(repository: str, revision: str | None, patterns: list[str]) -> Path:
+    """The folder with these files of a model of the hub; while a plan is made, from the hub's cache alone."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if not home.is_read_only():
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+    with suppress(LocalEntryNotFoundError):
+        folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
+        if any(any(folder.glob(pattern)) for pattern in patterns):
+            return folder
+    raise InputError(f"{repository} would have to be downloaded first, and a plan fetches nothing. Run without --plan.")
 
 
 def find_or_adopt(folder: Path, heads: Collection[str] | None) -> Artifact:

@@ -32,6 +32,7 @@ from model.limits import cores
 from tasks.store import home
 from tasks.store.artifacts import (
     STATS,
+    WORK,
     Artifact,
     digests_of_contents,
     draft_of,
@@ -48,6 +49,7 @@ from tasks.workers.processes import cpu_clock, peak_memory, reset_usage, usage
 
 REPORTED_PACKAGES = ("cram", "prefect", "torch", "tokenizers", "numpy", "pyarrow", "scipy", "transformers")
 SECONDS_BEFORE_A_RETRY = 60
+ORIGIN = "made_from.json"  # in the work of a draft, where inputs can differ when they are rebuilt
 # while a plan is made: takes the calls of stages, as the tracker of Prefect's `flow.visualize()` does
 recording: ContextVar[Callable[["StageTask", "Params", tuple], Any] | None] = ContextVar("recording", default=None)
 log = logging.getLogger(__name__)
@@ -226,20 +228,26 @@ class StageTask(Task):
     def make(self, call: Call) -> None:
         """Call the function and publish what it wrote."""
         draft = draft_of(call.artifact)
-        if not self.resumes:
+        made_from = digests_of_contents(call.inputs)
+        if not self.resumes or read_origin(draft) != made_from:
             shutil.rmtree(draft, ignore_errors=True)
+        is_resumed = (draft / WORK).exists()
         draft.mkdir(parents=True, exist_ok=True)
+        if self.resumes and made_from:
+            write_origin(draft, made_from)
         before = read_manifest(call.artifact)
-        about = self.produce(call, draft)
+        about = self.produce(call, draft, made_from)
+        if is_resumed:  # its times are those of the last attempt
+            about["resumed"] = True
         publish(draft, call.artifact, about)
         if before and before.get("hollow"):
             compare(call.artifact.name, result_files(before), result_files(about))
 
-    def produce(self, call: Call, draft: Path) -> dict:
+    def produce(self, call: Call, draft: Path, made_from: dict[str, str]) -> dict:
         """Call the function, which writes to `draft`. Returns the manifest, but for the list of files."""
         about = call.about | {
             "varies": self.varies,
-            "made_from": digests_of_contents(call.inputs),
+            "made_from": made_from,
             "usual": call.params.usual(),
         }
         cpu_before = reset_usage()
@@ -255,6 +263,19 @@ class StageTask(Task):
             "finished": datetime.now(UTC).isoformat(timespec="microseconds"),  # orders artifacts
             "environment": environment(),
         }
+
+
+def write_origin(draft: Path, made_from: dict[str, str]) -> None:
+    """Note in a draft from which contents of its inputs it is made: the key stays when a model is trained again."""
+    (draft / WORK).mkdir(exist_ok=True)
+    (draft / WORK / ORIGIN).write_text(json.dumps(made_from), encoding="utf-8")
+
+
+def read_origin(draft: Path) -> dict[str, str]:
+    """What `write_origin` noted in a draft; empty if nothing."""
+    with suppress(OSError, ValueError):
+        return json.loads((draft / WORK / ORIGIN).read_text(encoding="utf-8"))
+    return {}
 
 
 def compare(name: str, before: set[tuple[str, str]], now: set[tuple[str, str]]) -> None:
@@ -275,7 +296,8 @@ def stage(
 ) -> Callable[[Callable], StageTask]:
     """Make fn(params, *inputs, out) -> stats a cached Prefect task from (params, *inputs) to an Artifact.
 
-    `resumes`: the function continues from what a killed attempt left in `out`; otherwise `out` is emptied first.
+    `resumes`: the function continues from what a killed attempt left in `out`, unless an input has other contents since
+    then; otherwise `out` is emptied first.
     `varies`: two runs can write different files, as training does; a new run then also reruns the stages after it.
     `name`: that of the directory under artifacts/, if it is not the function's.
     `retries`: how often Prefect tries again after a lost connection.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import document, store_of_its_own, tiny_override, write_jsonl
+from huggingface_hub.errors import LocalEntryNotFoundError
 from toys import ORIGINAL, count_words
 
 from flows.cli.study import evaluate as measured
@@ -275,6 +276,28 @@ def test_a_plan_adopts_no_model_but_knows_one_that_was_adopted(first, tmp_path: 
     adopted = adopt.find_model(str(folder))
     with home.read_only():
         assert adopt.find_model(str(folder)) == adopted
+
+
+def test_a_plan_fetches_no_model_but_knows_one_that_was_fetched(first, tmp_path: Path, monkeypatch):
+    folder = release(first["model"], tmp_path / "fetched")
+    there = adopt.find_model(str(folder))
+    known: list[str] = []
+
+    def snapshot(repository: str, local_files_only: bool = False, **_: object) -> str:
+        if repository in known:
+            return str(folder)
+        if local_files_only:
+            raise LocalEntryNotFoundError(repository)
+        known.append(repository)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    with home.read_only(), pytest.raises(InputError, match="owner/name would have to be downloaded"):
+        adopt.find_model("owner/name")
+    assert known == []
+    assert adopt.find_model("owner/name") == there
+    with home.read_only():
+        assert adopt.find_model("owner/name") == there
 
 
 def test_a_folder_with_a_lineage_keeps_it_and_an_artifact_of_the_store_is_itself(first, tmp_path: Path):

@@ -234,16 +234,17 @@ def _handlers_restored() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(("sign", "refresh"), [(signal.SIGINT, []), (signal.SIGUSR1, ["pretrain"])])
 @pytest.mark.usefixtures("_handlers_restored")
-def test_a_run_that_a_signal_ends_says_once_how_to_go_on(capsys: pytest.CaptureFixture, sign: int):
-    flow = SimpleNamespace(fn=lambda: signal.raise_signal(sign))
+def test_a_run_that_a_signal_ends_says_once_how_to_go_on(capsys: pytest.CaptureFixture, sign: int, refresh: list[str]):
+    flow = SimpleNamespace(fn=lambda refresh: signal.raise_signal(sign))
     with pytest.raises(Stopped) as ended, signals_as_sentences():
-        execute(flow, None)
+        execute(flow, None, refresh=refresh)
     assert ended.value.code == 128 + sign
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("cram: Stopped by ")
     assert "resume" in line
+    assert ("without --refresh" in line) == bool(refresh), "which would discard the checkpoint"
 
 
 def show(*arguments: str) -> str:

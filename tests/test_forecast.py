@@ -113,6 +113,8 @@ def test_what_is_made_is_cached_and_the_rest_takes_what_as_much_text_took(store:
     assert of_more["download"].seconds == pytest.approx(20, rel=0.2), "of the text in JSON"
     for stage in TEXT[1:]:
         assert of_more[stage].seconds == pytest.approx(10 * twice.stat().st_size / (size / 0.38))
+    change(artifacts[1], resumed=True)
+    assert rows(planned(tiny_override(twice), "filter"))[TEXT[1]].seconds is None, "only a last attempt is known"
     change(artifacts[3], environment={"machine": "another"})
     assert rows(planned(tiny_override(twice), "filter"))["measure"].seconds is None
     again = rows(planned(override, "filter", refresh=["measure"]))
@@ -172,12 +174,16 @@ def test_models_take_the_time_of_earlier_ones_of_their_architecture(store: Path,
     plan = cram.plan_run("demo", override, "report", {}, [])
     bert, run = (next(step for step in plan.steps if step.stage == stage) for stage in ("pretrain", "finetune"))
     stats = {"tokens": 1000, "exaflops": 1e-6, "seconds_on_the_clock": 50}
-    stood_still = stats | {"stopped_seconds": 900}
+    stood_still = stats | {"stopped_seconds": 900, "machine": {"device": "CPU, 64 threads", "gpus": 1}}
+    elsewhere = stats | {"seconds_on_the_clock": 1, "machine": {"device": "NVIDIA H200", "gpus": 1}}
+    put("pretrain", "f", params=bert.params.identity() | {"budget": 1000}, stats=elsewhere, finished="2027")
     put("pretrain", "a", params=bert.params.identity() | {"budget": 1000}, stats=stood_still, seconds=970)
     put("pretrain", "b", params=bert.params.identity() | {"architecture": {}}, stats=stats, seconds=7)
     half = run.params.identity() | {"epochs": 3}
     for key, params in (("c", half), ("d", half | {"task": "odd-word"}), ("e", half)):
         put("finetune", key, params=params, inputs={"start": "pretrain/b" if key == "e" else "pretrain/a"}, seconds=6)
+    on_a_gpu = {"stats": elsewhere, "inputs": {"start": "pretrain/a"}, "finished": "2027"}
+    put("finetune", "g", params=half, seconds=1, **on_a_gpu)
     found = rows(planned(override))
     assert found["pretrain"].seconds == 3 * 50, "the clock stands during interruptions and the loss on held-out text"
     assert found["finetune neighbours-0"].seconds == 2

@@ -78,6 +78,20 @@ def test_the_last_reports_stay_with_all_they_were_made_from_and_so_does_what_is_
     assert not [path for path in store.glob("[!.]*/*") if not path.is_symlink()], "nothing is pinned or in use"
 
 
+def test_what_was_pulled_since_the_last_report_stays_with_what_it_was_made_from(store, tmp_path, monkeypatch):
+    pulled = chain(1, until=TOKENS)
+    cram("push-artifact", pulled[-1].name, str(tmp_path / "remote"))
+    monkeypatch.setenv("CRAM_ARTIFACTS", str(tmp_path / "second"))
+    old = chain(3, until=TEXT)
+    own = chain(2)
+    assert cram("pull", "tokenize", str(tmp_path / "remote")).count(f"--use tokenize={pulled[-1].key}") == 1
+    collect(keep=1, hollow=True, models=False)
+    assert there(*old, *own, *pulled) == [False] + [True] * 9
+    chain(4)
+    found = survey(keep=1, hollow=False, models=False)
+    assert found.goes.keys() >= {artifact.name for artifact in pulled}
+
+
 def test_without_a_report_or_a_study_nothing_goes(store: Path):
     some = chain(1, until=TUNED)
     (store / ".partial" / "filter-0123").mkdir()
@@ -96,6 +110,8 @@ def test_what_is_pinned_stays_whole_with_all_it_was_made_from(store: Path):
     assert there(*old) == [True, True, True, False, False, False]
     assert [is_hollow(artifact) for artifact in (*old[:3], *new[:3])] == [True, True, False, True, True, True]
     assert "no longer pinned" in cram("pin", old[2].key[:6], "--remove")
+    pin(new[2])
+    assert f"{new[2].name} is no longer pinned" in cram("pin", "tokenize/latest", "--remove")
     collect(keep=1, hollow=False, models=True)
     assert not any(there(*old))
     assert all(there(*new))
@@ -351,9 +367,12 @@ def test_the_command_lists_what_goes_and_discards_it_only_with_yes(store: Path):
         assert old[3].name in shown
         assert new[3].name not in shown
     assert all(there(*old, *new))
-    cram("gc", "--keep", "1", "--yes")
+    shown = cram("gc", "--keep", "1", "--yes")
+    assert "(last reports and studies 1; 5 that these were made from; other models 1)" in " ".join(shown.split())
     assert there(*old) == [False, False, False, True, False, False]
     assert all(there(*new))
+    assert "2 artifacts" in cram("gc", "--keep", "0")
+    assert "(other models 2)" in cram("gc", "--keep", "0")
     assert old[0].name not in cram("gc", "--keep", "1")
 
 

@@ -230,8 +230,17 @@ def test_an_artifact_is_found_by_the_beginning_of_its_key_and_the_newest_without
     assert find("download", "latest") == two
     pull(one.name, remote)
     assert (two.path.parent / "latest").resolve() == two.path, "the newest, not the last that came"
+    assert "latest" not in refusal(lambda: pull("download/xyz", remote))
     assert one.key in refusal(lambda: pull("download/xyz", remote))
     assert "none" in refusal(lambda: pull("filter", remote))
+
+
+def test_a_folder_that_holds_a_store_is_a_remote(machine):
+    made = chain(0, until=TEXT)[0]
+    first = str(home.root())
+    machine("second")
+    for name in ("download", "download/latest", f"download/{made.key[:6]}"):
+        assert [*pull(name, first)] == [made.name]
 
 
 EVIL = [

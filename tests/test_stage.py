@@ -87,6 +87,31 @@ def follower(params: Count, first: Artifact, others: list[Artifact], out: Path) 
     return json.loads((first.path / "stats.json").read_text())
 
 
+@stage(version=1, resumes=True)
+def halves(params: Count, source: Artifact, out: Path) -> dict:
+    """Copy what another made twice, in two steps that are not repeated; fail in between if CALLS says so."""
+    (out / WORK).mkdir(exist_ok=True)
+    copies = []
+    for name in ("first", "second"):
+        copy = out / WORK / name
+        if not copy.exists():
+            CALLS.append(name)
+            copy.write_text((source.path / "numbers.txt").read_text())
+        if "fail" in CALLS:
+            raise InputError("it ends here")
+        copies.append(copy.read_text())
+    (out / "copies.json").write_text(json.dumps(copies))
+    return {}
+
+
+@stage(version=1)
+def summary(params: Count, page: Artifact, out: Path) -> dict:
+    """Read what was made from what another made."""
+    CALLS.append("summary")
+    (out / "numbers.txt").write_text((page.path / "copies.json").read_text())
+    return {}
+
+
 meeting = threading.Barrier(4)
 
 
@@ -262,6 +287,37 @@ def test_a_stage_runs_again_exactly_when_an_input_that_varies_has_other_contents
     assert CALLS.count("follower") == 1 + again
 
 
+@pytest.mark.parametrize(("maker", "repeated"), [(wayward, True), (steady, False)])
+def test_a_draft_is_continued_unless_an_input_that_varies_has_other_contents(store: Path, maker, repeated: bool):
+    given = Count(), maker.fn(Count())
+    CALLS.append("fail")
+    for _ in range(2):
+        with pytest.raises(InputError, match="it ends here"):
+            halves.fn(*given)
+    assert CALLS == ["fail", "first"]
+    CALLS[:] = ["other"]
+    refresh(given[1])
+    maker.fn(Count())
+    made = halves.fn(*given)
+    assert CALLS.count("first") == repeated
+    assert made.manifest.get("resumed", False) is not repeated
+    first, second = json.loads((made.path / "copies.json").read_text())
+    assert second == "other"
+    assert (first == second) is repeated
+    assert {path.name for path in made.path.iterdir()} == {"copies.json", "stats.json", "stage.json"}
+
+
+def test_what_was_made_from_what_varies_is_an_input_with_contents_too(store: Path):
+    page = halves.fn(Count(), wayward.fn(Count()))
+    made = summary.fn(Count(), page)
+    CALLS[:] = ["other"]
+    refresh(find("wayward"))
+    assert halves.fn(Count(), wayward.fn(Count())) == page
+    assert summary.fn(Count(), page) == summary.fn(Count(), page) == made
+    assert CALLS == ["other", "first", "second", "summary"]
+    assert json.loads((made.path / "numbers.txt").read_text()) == ["other", "other"]
+
+
 def test_a_killed_stage_publishes_nothing_frees_its_locks_and_is_resumed(store: Path, caplog):
     caplog.set_level("INFO", "tasks.store")
     process = start_slow(store)
@@ -278,6 +334,7 @@ def test_a_killed_stage_publishes_nothing_frees_its_locks_and_is_resumed(store: 
     run_slow()
     assert CALLS == ["count", "slow", "slow", "slow", "slow"]
     assert find("slow", "latest").stats == {"numbers": 10}
+    assert find("slow", "latest").manifest["resumed"]
     assert not list(store.glob(".partial/slow-*"))
 
 

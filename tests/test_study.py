@@ -210,6 +210,26 @@ def test_a_run_that_can_never_begin_is_told_before_and_the_others_run(finished, 
     assert json_of(page)["summary"][1]["nats_per_byte"] == rows["nats_per_byte"][1]
 
 
+def test_a_run_whose_model_is_hollow_is_told_before_and_the_others_run(finished, given: dict, caplog):
+    rows = rows_of(finished).set_index(["run", "seed"])
+    model = artifact_named(rows.loc[("half the rate", 0), "model"])
+    manifest = (model.path / "stage.json").read_text()
+    weights = model.path / "model.safetensors"
+    kept = weights.read_bytes()
+    asked = written(given, "hollow", {name: RUNS[name] for name in ("own", "half the rate")}, seeds=1)
+    (model.path / "stage.json").write_text(json.dumps(json.loads(manifest) | {"hollow": [weights.name]}))
+    weights.unlink()  # as `cram pull` leaves it
+    options = ["--recipe", asked["recipe"], "--override", json.dumps(asked["override"]), "--plan"]
+    planned = CliRunner().invoke(app, ["study", asked["study"], *options]).stdout
+    page = study.fn(**asked)
+    (model.path / "stage.json").write_text(manifest)
+    weights.write_bytes(kept)
+    assert rows_of(page)["model"].ne("").tolist() == [True, False]
+    for said in (rows_of(page)["problem"][1], caplog.text, planned):
+        assert f"{model.name} is hollow" in said
+        assert "rebuilds it" not in said, "another training has another result"
+
+
 def test_a_study_that_was_interrupted_ends_as_one_left_alone(finished, given: dict, tmp_path: Path):
     make = stage_module.StageTask.make
     runs = {name: RUNS[name] for name in ("own", "half the rate")}
@@ -333,7 +353,12 @@ def show(*arguments: str) -> str:
 
 def test_the_commands_run_a_study_and_list_and_show_it(finished, given: dict):
     override = json.dumps(given["override"])
-    printed = show("study", given["study"], "--recipe", "demo", "--seeds", "2", "--override", override)
+    options = ["--recipe", "demo", "--override", override]
+    done = CliRunner().invoke(app, ["study", given["study"], "--seeds", "2", *options])
+    printed = done.stdout
+    assert done.exit_code == 1, "runs failed"
+    impossible = written(given, "some", {"own": {}, "five heads": {"pretrain": {"architecture": {"heads": 5}}}})
+    show("study", impossible["study"], *options)
     for name in DONE:
         assert name.split()[0] in printed
     assert f"{finished.path}/study.html" in printed

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from tqdm import tqdm
 from model import limits
 from model.errors import InputError
 from model.signals import SIGNALS
+from tasks.store.artifacts import Artifact
+from tasks.store.locks import lock_artifact
 from tasks.workers import finetunes, jobs, processes
 from tasks.workers.jobs import finish, over_parts
 from tasks.workers.processes import library_threads, one_library_thread, usage, workers
@@ -450,7 +453,8 @@ def test_a_killed_run_loses_no_other(tmp_path):
     assert "CRAM_FINETUNES=1" in str(results[1])
 
 
-def test_after_an_interrupt_unfinished_runs_end_and_none_begins(tmp_path):
+def test_after_an_interrupt_unfinished_runs_end_and_none_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(finetunes, "pool", None)  # also in the end
     later = threading.Event()
     futures = []
     with ThreadPoolExecutor(2) as threads:
@@ -466,6 +470,24 @@ def test_after_an_interrupt_unfinished_runs_end_and_none_begins(tmp_path):
             with pytest.raises(InputError, match=f"'finetune {number}' was cancelled"):
                 future.result(timeout=LONG)
     assert run_one(tmp_path, 5) == (25, os.getpid()), "this thread can go on"
+
+
+def test_after_an_interrupt_no_thread_waits_for_what_another_run_uses(store: Path, monkeypatch, caplog):
+    monkeypatch.setattr(finetunes, "pool", None)  # also in the end
+    caplog.set_level("INFO", "tasks.store")
+    used = Artifact(stage="finetune", key="0123456789ab")
+
+    def wait() -> None:
+        with lock_artifact(used):
+            pass
+
+    with ThreadPoolExecutor(1) as threads, lock_artifact(used):
+        with suppress(KeyboardInterrupt), finetunes.several(1, 10, 1):
+            waiting = threads.submit(wait)
+            wait_for(lambda: f"using {used.name}; waiting" in caplog.text)
+            raise KeyboardInterrupt
+        with pytest.raises(InputError, match=used.name):
+            waiting.result(timeout=60)
 
 
 def test_a_process_is_used_again_and_replaced_after_an_error_or_its_death():

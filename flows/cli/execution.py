@@ -52,6 +52,9 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
     from flows.logs import log_to_terminal, package_of
 
     log_to_terminal()
+    same = "the same command"
+    if parameters.get("refresh"):  # which would discard the draft, and what is finished
+        same += " without --refresh"
     with temporary_settings({PREFECT_API_URL: server} if server else {}):
         try:
             if server is None:
@@ -59,7 +62,7 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
             return flow(**parameters)
         except (KeyboardInterrupt, Stopped) as end:
             stop = end if isinstance(end, Stopped) else Stopped(signal.SIGINT)
-            say_stopped(stop, "Run the same command to resume; finished stages are kept.")
+            say_stopped(stop, f"Run {same} to resume; finished stages are kept.")
             if server and not answers(server):
                 os._exit(stop.status)  # at the interpreter's end, Prefect would wait for the server
             raise stop from None
@@ -69,8 +72,7 @@ def execute(flow: "Flow", server: str | None, **parameters: Any) -> Any:
             if server and package_of(error) in ("httpx", "prefect") and not answers(server):
                 raise ServerLost(
                     f"The connection to the Prefect server at {server} was lost during this run "
-                    f"({type(error).__name__}). Finished stages are kept: run the same command again, with or without "
-                    "a server."
+                    f"({type(error).__name__}). Finished stages are kept: run {same} again, with or without a server."
                 ) from error
             raise
 

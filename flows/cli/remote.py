@@ -45,15 +45,20 @@ def pull(artifact: Name, url: Url = "", everything: All = False) -> None:
     check_stages([artifact.partition("/")[0]], others=True)
     from tasks.store.remote import Remote
 
-    print_copied(Remote(url).pull(artifact, everything), "fetch", "fetched")
+    pulled = print_copied(Remote(url).pull(artifact, everything), "fetch", "fetched")[-1]
+    if pulled.stage in stage_names()[:-1]:  # the last stage has none after it
+        say(f"`--use {pulled.stage}={pulled.key}` takes it. `latest` is what was made last, here or elsewhere.")
 
 
-def print_copied(copied: Iterable[tuple["Artifact", list[dict]]], verb: str, done: str) -> None:
-    """Print a line for each artifact with the number and size of its files that were copied."""
+def print_copied(copied: Iterable[tuple["Artifact", list[dict]]], verb: str, done: str) -> list["Artifact"]:
+    """Print a line for each artifact with the number and size of its files that were copied. Returns the artifacts."""
     from flows.logs import log_to_terminal
 
     log_to_terminal()
+    artifacts = []
     for artifact, files in copied:
+        artifacts.append(artifact)
         size = decimal(sum(file["bytes"] for file in files))
         what = f"{counted(len(files), 'file')} {done}, {size}" if files else f"nothing to {verb}"
         say(f"{artifact.name}: {what}")
+    return artifacts

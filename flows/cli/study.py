@@ -43,7 +43,10 @@ def study(
     ] = False,
     plan: Planned = False,
 ) -> None:
-    """Run recipes that differ in one respect, and compare them on one page. Shared stages run once."""
+    """Run recipes that differ in one respect, and compare them on one page. Shared stages run once.
+
+    Exit status 1: a run failed; the page says why, and has the others.
+    """
     if until not in LAST_STAGES:
         raise InputError(f"--until is {until!r}; a study ends with {' or '.join(LAST_STAGES)}.")
     from flows.logs import log_to_terminal
@@ -61,15 +64,20 @@ def study(
     if plan:
         print_plan("study", **asked)
     from flows.recipes.deltas import DELTAS
+    from flows.recipes.study_runs import resolve_study
     from flows.study import study as study_flow
 
     if recipe is not None:
         check_name("recipe", recipe, DELTAS)
+    _, runs = resolve_study(name, recipe, changes, seeds, scale, until)
     server = find_server()
     page = execute(study_flow, server, **asked)
     say("")
     print_rows(page.stats["table"])
     console.print(f"\nFull page: {shorten(page.path / 'study.html')}", soft_wrap=True, highlight=False)
+    impossible = sum(run.recipe is None for run in runs)  # at this scale or with these changes, as was said before
+    if page.stats["failed"] > impossible:
+        raise typer.Exit(1)
 
 
 def list_studies(names: list[str], recipe: str | None, override: dict, seeds: int, scale: str, until: str) -> None:

@@ -43,7 +43,7 @@ def gc(
 
     These artifacts stay, each with everything that it was made from:
     - the newest N reports and the newest N studies
-    - artifacts that were made since the newest of these
+    - artifacts that were made or pulled since the newest of these
     - pinned artifacts (`cram pin`), and those that running commands need
 
     Other pretrained models stay without their text, and so do drafts of models; --models discards both.
@@ -110,9 +110,14 @@ def print_freed(found: "Garbage", freed: dict[str, int]) -> None:
 def print_kept(found: "Garbage") -> None:
     """Print how much stays, and why."""
     from tasks.store import home
+    from tasks.store.gc import OTHER_MODELS
 
-    reasons = [f"{why} {len(names):,}" for why, names in found.kept.items() if names]
-    why = f" ({', '.join(reasons)}; the others are what these were made from)" if reasons else ""
+    numbers = {why: f"{why} {len(names):,}" for why, names in found.kept.items() if names}
+    models = numbers.pop(OTHER_MODELS, "")
+    sources = found.stays.keys() - set().union(*found.kept.values())
+    origin = f"{len(sources):,} that these were made from" if numbers and sources else ""
+    reasons = "; ".join(filter(None, (", ".join(numbers.values()), origin, models)))
+    why = f" ({reasons})" if reasons else ""
     say(f"Kept in {relative(home.root())}: {counted(len(found.stays), 'artifact')}, {decimal(found.left())}{why}.")
 
 

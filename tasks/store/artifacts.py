@@ -149,11 +149,14 @@ def input_artifacts(inputs: dict) -> list[Artifact]:
 
 
 def digests_of_contents(inputs: dict) -> dict[str, str]:
-    """Digests of the contents of a stage's inputs, by name: only of those that can differ when they are rebuilt."""
+    """Digests of the contents of a stage's inputs, by name: only of those that can differ when they are rebuilt.
+
+    These vary themselves, or were made from others that do, as the report of finetuning runs.
+    """
     digests = {}
     for artifact in input_artifacts(inputs):
         manifest = read_manifest(artifact) or {}
-        if manifest.get("varies"):
+        if manifest.get("varies") or manifest.get("made_from"):
             files = json.dumps(sorted(result_files(manifest)))
             digests[artifact.name] = hashlib.sha256(files.encode()).hexdigest()
     return digests

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from model.errors import InputError
 from model.files import fsync
 from tasks.store import home, locks
-from tasks.store.artifacts import LATEST, Artifact, artifact_named, inspect_all, load_manifest
+from tasks.store.artifacts import LATEST, Artifact, artifact_named, find_by_name, inspect_all, load_manifest
 from tasks.store.errors import disk_errors_as_input_errors
 from tasks.store.lineage import ancestry
 from tasks.store.locks import Draft, NoLocks, is_locked, lock_artifact
@@ -30,6 +30,7 @@ GATE = Artifact(stage="cram", key="gc")
 RESULTS = ("report", "compare")
 MODEL = "pretrain"
 WHOLE = (MODEL, "finetune", "evaluate", *RESULTS)  # stages of which `--hollow` drops nothing
+OTHER_MODELS = "other models"  # as a reason to stay, without what they were made from
 AFTER_ALL = "~"  # as a date: after every other
 Manifests = dict[str, dict]  # by the names of artifacts
 
@@ -62,6 +63,8 @@ def pin(artifact: Artifact) -> None:
 def unpin(name: str) -> str:
     """Undo `pin`, also of an artifact that is gone; returns its name. Raises InputError if it is not pinned."""
     pins = read_pins()
+    if name.endswith(f"/{LATEST}"):
+        name = find_by_name(name).name
     matches = []
     for pinned in pins:
         key = pinned.partition("/")[2]
@@ -245,26 +248,39 @@ def files_to_drop(made: Manifests, stays: set[str], sources: set[str], busy: set
     return found
 
 
+def is_newer(name: str, about: dict, since: str) -> bool:
+    """Whether an artifact was finished after this ISO date, or came from another store after it.
+
+    What comes hollow stays with what was made from it. `cram gc --hollow` changes directories, too.
+    """
+    if about["finished"] > since:
+        return True
+    changed = 0.0
+    with suppress(OSError):
+        changed = artifact_named(name).path.stat().st_mtime
+    return not about.get("hollow") and datetime.fromtimestamp(changed, UTC).isoformat() > since
+
+
 def survey(keep: int, hollow: bool, models: bool) -> Garbage:
     """What a `cram gc` would do.
 
-    It keeps the last `keep` reports and studies, what was made since the newest of them, pins, and what is in use; each
-    with all that it was made from; and models, unless `models`. `hollow`: drop the data of what stays where something
-    that stays was made from it.
+    It keeps the last `keep` reports and studies, what was made or pulled since the newest of them, pins, and what is in
+    use; each with all that it was made from; and models, unless `models`. `hollow`: drop the data of what stays where
+    something that stays was made from it.
     """
     made, damaged = manifests_of_all()
     busy = in_use()
     last, since = newest_results(made, keep)
     kept = {
         "last reports and studies": last,
-        "made since": {name for name, about in made.items() if about["finished"] > since},
+        "made since": {name for name, about in made.items() if is_newer(name, about, since)},
         "pinned": made.keys() & read_pins(),
         "in use": made.keys() & busy,
     }
     stays = closure(damaged.union(*kept.values()), made)  # what a damaged one came from may repair it
     other_models = {name for name in made if artifact_named(name).stage == MODEL and name not in stays}
-    kept["other models"] = set() if models else other_models
-    stays |= kept["other models"]
+    kept[OTHER_MODELS] = set() if models else other_models
+    stays |= kept[OTHER_MODELS]
     sources = inputs_of_all(stays, made) - kept["pinned"] if hollow else set()
     drafts = [draft for draft in locks.drafts("") if is_abandoned(draft, since, busy, models)]
     return Garbage(

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -16,8 +17,10 @@ from model.files import UNSUPPORTED
 from tasks.store import home
 from tasks.store.artifacts import Artifact, draft_of, input_artifacts
 from tasks.store.manifests import verify
+from tasks.workers import finetunes
 
 NO_LOCKS = (*UNSUPPORTED, errno.EBADF, errno.ENOLCK)
+SECONDS_BETWEEN_TRIES = 0.5  # to lock what another process has locked
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +45,8 @@ def flock(file: IO, kind: int) -> None:
 def lock_artifact(artifact: Artifact, shared: bool = False, wait: bool = True) -> Iterator[None]:
     """Be the only writer of the artifact, or a reader (`shared`). The kernel frees the lock of a killed process.
 
-    Raises BlockingIOError if others use the artifact and `wait` is false, and NoLocks where the store has no locks.
+    Raises BlockingIOError if others use the artifact and `wait` is false, NoLocks where the store has no locks, and
+    InputError in a thread of a run that is stopped as it waits.
     """
     path = home.root() / ".locks" / draft_of(artifact).name
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -54,8 +58,21 @@ def lock_artifact(artifact: Artifact, shared: bool = False, wait: bool = True) -
             if not wait:
                 raise
             log.info("Another run is using %s; waiting until it has finished.", artifact.name)
-            flock(file, kind)
+            wait_for_lock(file, kind, artifact)
         yield
+
+
+def wait_for_lock(file: IO, kind: int, artifact: Artifact) -> None:
+    """Lock an artifact's file as soon as others free it. Raises InputError in a thread whose pool has ended meanwhile.
+
+    It asks again and again, since a signal doesn't reach a thread that waits in the kernel: the process would not end.
+    """
+    while not finetunes.is_over():
+        time.sleep(SECONDS_BETWEEN_TRIES)
+        with suppress(BlockingIOError):
+            flock(file, kind | fcntl.LOCK_NB)
+            return
+    raise InputError(f"This run was stopped while it waited for {artifact.name}, which another run uses. Run again.")
 
 
 @contextmanager

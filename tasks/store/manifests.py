@@ -90,10 +90,12 @@ def refuse_hollow(artifact: Any, names: Collection[str] | None = None) -> None:
     hollow = artifact.manifest.get("hollow", ())
     dropped = sorted(name for name in hollow if names is None or name in names)
     if dropped:
+        rebuilt = "; a run of its recipe, without --use, rebuilds it if a later stage needs it"
+        if artifact.manifest.get("varies"):  # it would come out different
+            rebuilt = ""
         raise InputError(
             f"{artifact.name} is hollow: {dropped[0]} was dropped by `cram gc --hollow` or left out by `cram pull`. "
-            f"`cram pull {artifact.name}` fetches it; a run of its recipe, without --use, rebuilds it if a later "
-            "stage needs it."
+            f"`cram pull {artifact.name}` fetches it{rebuilt}."
         )
 
 

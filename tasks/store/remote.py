@@ -141,7 +141,8 @@ class Remote:
         is_newest = key in ("", LATEST)
         keys: list[str] = []
         with self.explain_errors(stage), suppress(FileNotFoundError):
-            keys = sorted(path.rpartition("/")[2] for path in self.fs.ls(stage, detail=False))
+            names = sorted(path.rpartition("/")[2] for path in self.fs.ls(stage, detail=False))
+            keys = [each for each in names if NAME.fullmatch(f"{stage}/{each}")]  # of a store, not its link `latest`
         finished: dict[Artifact, str] = {}
         for each in keys:
             if is_newest or each.startswith(key):

@@ -144,12 +144,17 @@ def several(count: int, total: float, runs: int) -> Iterator[RunPool]:
         pool = None  # not after an error: the threads may still be there
 
 
+def is_over() -> bool:
+    """Whether this is a thread of a pool that has ended, so that nothing waits for its result any more."""
+    return bool(pool and pool.processes.ended and pool.opener is not threading.current_thread())
+
+
 def in_worker(work: Callable[..., Any], arguments: tuple[Any, ...], amount: float, label: str) -> Any:
     """What work(*arguments, report) returns: within `several` in one of its processes, or else in this one.
 
     `work` calls report(amount so far, note).
     """
-    if pool and not (pool.processes.ended and pool.opener is threading.current_thread()):
+    if pool and (is_over() or not pool.processes.ended):
         return pool.call(work, arguments, amount, label)
     with Progress(label, total=amount, unit="ex") as bar:
         return work(*arguments, lambda seen, note: bar.update(seen - bar.count, note))
