@@ -199,7 +199,8 @@ def newest_report(source: "Source") -> "Artifact | None":
     model = artifact_named(source.name)
     for report in reversed(artifacts_of("report")):
         runs = inputs_of(report, "runs")
-        if is_made(report, {"runs": runs}) and all(is_made(run, {"start": model}) for run in runs):
+        inputs = {"runs": runs, "judged": inputs_of(report, "judged")}
+        if is_made(report, inputs) and all(is_made(run, {"start": model}) for run in runs):
             return report
     return None
 
