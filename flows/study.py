@@ -89,15 +89,9 @@ def log_failures(members: list[Member]) -> None:
 
 
 def refuse_hollow_models(plan: Plan) -> None:
-    """Let the runs of made models whose weights are not here be impossible: a study's page needs whole models.
-
-    If all models are made, the page may be here too, which needs none of them.
-    """
-    models = [step for step in plan.steps if step.stage == PRETRAIN and not step.error]
-    if all(step.is_made for step in models):
-        return
-    for step in models:
-        if step.is_made:
+    """Let the runs of made models whose weights are not here be impossible: a study's page needs whole models."""
+    for step in plan.steps:
+        if step.stage == PRETRAIN and not step.error and step.is_made:
             try:
                 refuse_hollow(step.artifact)
             except InputError as error:
