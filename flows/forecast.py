@@ -27,6 +27,14 @@ UNFINISHED = ("resumable", "in progress")
 OFF_THE_CLOCK = 0.1  # of a short budget, besides it, where there is no earlier run to go by
 
 
+class Device(NamedTuple):
+    """What a training runs on."""
+
+    kind: str  # cpu or cuda
+    name: str
+    gpus: int
+
+
 class Row(NamedTuple):
     """A stage of a run: bytes that are `there`; seconds (None: unknown) and bytes that it would leave on the disk."""
 
@@ -126,9 +134,26 @@ class Forecast:
             with suppress(AttributeError, KeyError, TypeError, ValueError):  # its input is gone, or of another version
                 done = find_done(step, about)
                 is_alike = done.kind == work.kind and done.amount and work.amount
-                if is_alike and ran_on_this_device(about):
+                if is_alike and self.ran_on_this_device(about):
                     return about["stats"].get("seconds_on_the_clock", about["seconds"]) * work.amount / done.amount
         return None
+
+    @functools.cached_property
+    def device(self) -> "Device":
+        """What trainings of this process would run on."""
+        from model import machine  # loads torch
+
+        here = machine.detect()
+        return Device(here.device.type, here.device_name(), machine.gpus(here))
+
+    def ran_on_this_device(self, about: dict) -> bool:
+        """Whether a stage that trained did so on such a device as this process would, and on as many GPUs."""
+        its = about["stats"].get("machine")
+        if not its:  # it computed on the CPU
+            return True
+        if self.device.kind == "cpu":
+            return its["device"].startswith("CPU")
+        return its["device"] == self.device.name and its.get("gpus", self.device.gpus) == self.device.gpus
 
     def seconds_of_budget(self, step: Step) -> float:
         """About how long pretraining takes whose budget is in hours, with what is off the clock.
@@ -263,20 +288,6 @@ def find_work(step: Step) -> Work:
         return Work(params.epochs * params.share, kind)
     reads_text = not step.inputs or "corpus" in step.task.signature.parameters
     return Work(disk.text_for(step) if reads_text else 1)
-
-
-def ran_on_this_device(about: dict) -> bool:
-    """Whether a stage that trained did so on such a device as this process would, and on as many GPUs."""
-    its = about["stats"].get("machine")
-    if not its:  # it computed on the CPU
-        return True
-    from model import machine  # loads torch
-
-    here = machine.detect()
-    if here.device.type == "cpu":
-        return its["device"].startswith("CPU")
-    gpus = machine.gpus(here)
-    return its["device"] == here.device_name() and its.get("gpus", gpus) == gpus
 
 
 def in_tokens(pretrain: Step) -> Training:

@@ -95,7 +95,6 @@ def refuse_hollow_models(plan: Plan) -> None:
             try:
                 refuse_hollow(step.artifact)
             except InputError as error:
-                log.warning("%s is not possible: %s", step.title, error)
                 step.problem = error
 
 

@@ -399,6 +399,7 @@ def summary(heldout: Heldout, nats_D: np.ndarray, counts_V: np.ndarray | None = 
 
     `unread`: the share of the text's bytes that the model can't read, of which none is predicted: they are deleted, or
     [UNK]. Nats per byte are per byte that the model can read; otherwise a model would look better the less it can read.
+    Nats per word and character are per all of them, read or not.
     `length_nats_per_byte`: the part of the nats per byte that the number of pieces of the words costs.
 
     With `counts_V`, how often each entry of the vocabulary is in training text, also `by_frequencies`.

@@ -315,7 +315,7 @@ class Counts(Tally):
         if absent:
             there = [name for name, _ in (self.documents + self.other_sets).most_common()]
             log.warning(
-                "No document of the text is from these of download.sets: %s. Read were documents of: %s.",
+                "These of download.sets gave no document of the text: %s. There were documents from: %s.",
                 ", ".join(absent),
                 first_of(there, MOST_SETS),
             )

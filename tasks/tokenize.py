@@ -234,8 +234,8 @@ def log_heldout(held: dict[str, Any], asked: float, short: int) -> None:
     )  # fmt: skip
     if short:
         log.info(
-            "%s too short to be compared with the training text: of fewer than %d words.",
-            f"{counted(short, 'held-out document')} {'is' if short == 1 else 'are'}", of_all["words_in_a_row"],
+            "%s of fewer than %d words: too few to compare with the training text.",
+            counted(short, "held-out document"), of_all["words_in_a_row"],
         )  # fmt: skip
     if of_measured["documents"]:
         log.warning(

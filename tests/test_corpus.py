@@ -404,7 +404,7 @@ def test_documents_of_other_sets_are_counted_and_not_lost(store: Path, shards: P
     made = downloaded(shards, sets=["toy 1", "toy 9"], max_lost=0.004)
     assert texts_of(made) == toy_texts[100:200]
     assert made.stats["other_sets"] == {"toy 0": 100, "toy 2": 100}
-    assert "download.sets: toy 9. Read were documents of: toy 1, toy 0, toy 2." in caplog.text
+    assert "toy 9. There were documents from: toy 1, toy 0, toy 2." in caplog.text
     assert made.stats["lost"] == {"broken JSON": 1}
     made = downloaded(shards, sets=["toy 2"], documents=5)
     assert texts_of(made) == toy_texts[200:205], "a limit counts what is kept"

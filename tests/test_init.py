@@ -198,6 +198,16 @@ LABELLED: dict[str, tuple[str, bytes, dict]] = {
         lines({"text": TEXTS, "codes": [f"{i % 3};{i % 4}" if i % 2 else str(i % 3) for i in range(ROWS)]}),
         {"text": "text", "label": "codes", "kind": "multilabel"},
     ),
+    "numbers of classes with commas between": (
+        "t.csv",
+        csv({"text": TEXTS, "codes": [f"{i % 3},{3 + i % 4},{8 + i % 2}" for i in range(ROWS)]}),
+        {"text": "text", "label": "codes", "kind": "multilabel"},
+    ),
+    "short classes with many accents in another encoding": (
+        "t.csv",
+        csv({"text": TEXTS, "level": ["Élevé", "Modéré", "Évalué", "Léger"] * (ROWS // 4)}, encoding="windows-1252"),
+        {"text": "text", "label": "level", "encoding": "windows-1252"},
+    ),
     "a class beside prices with a comma": (
         "t.csv",
         csv({"text": TEXTS, "price": [f"{i % 9},5" for i in range(ROWS)], "topic": CLASSES}),

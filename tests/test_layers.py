@@ -91,6 +91,7 @@ def test_prefect_is_used_by_its_public_names():
         ("flows.cram, flows.cli.main", "torch transformers datasets pandas scipy sklearn"),
         ("model.distributed, model.finetuning, model.export", "prefect transformers"),
         ("flows.cli.main", "torch prefect"),
+        ("tasks.store.gc, tasks.store.remote", "torch prefect"),
     ],
 )
 def test_a_module_loads_without_slow_packages(modules: str, heavy: str):

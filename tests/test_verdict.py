@@ -51,7 +51,7 @@ def pair(task: str, score: float, without: float) -> list[dict]:
         ([row("a", 60.0, majority=60.0), row("a", 50.0, pretrained=False)], True,
          ["Pretraining helps: a", "But the score is not certainly better than", "same answer (60.0)"], []),
         (pair("a", 70.0, 80.0) + pair("b", 51.0, 60.0), True,
-         ["doesn't certainly help on any of 2 scores", "hurts on 2", "1 of the 2 (b) is not certainly better"], []),
+         ["doesn't certainly help on any of the 2 scores", "hurts on 2", "1 of the 2 (b) is not certainly better"], []),
         ([row("a", 50.0, pretrained=False)], True, ["no score"], ["helps", "better"]),
     ],
 )  # fmt: skip

@@ -194,13 +194,14 @@ def card_of(source: "Source", how: "Published") -> tuple[str, str]:
 
 def newest_report(source: "Source") -> "Artifact | None":
     """The newest report of this very model, or None."""
-    from tasks.store.artifacts import artifact_named, artifacts_of, is_made
+    from tasks.store.artifacts import artifact_named, artifacts_of, digests_of_contents, is_made
 
     model = artifact_named(source.name)
     for report in reversed(artifacts_of("report")):
         runs = inputs_of(report, "runs")
-        inputs = {"runs": runs, "judged": inputs_of(report, "judged")}
-        if is_made(report, inputs) and all(is_made(run, {"start": model}) for run in runs):
+        recorded = report.manifest.get("made_from", {}).items()  # of later versions with minimal pairs
+        is_current = recorded >= digests_of_contents({"runs": runs}).items()
+        if is_current and all(is_made(run, {"start": model}) for run in runs):
             return report
     return None
 

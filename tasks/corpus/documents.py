@@ -56,7 +56,7 @@ from tasks.corpus.texts import WIKI, text_of
 LONGEST_NAME = 256  # characters of a source's name
 OTHER = "other"  # the name in place of a longer one
 NAMES = 4096  # of sources that are kept as they are stored
-ROWS_WITH_COLUMNS = {*ROWS.values(), "datasets"}  # formats
+ROWS_WITH_COLUMNS = {*ROWS.values(), "datasets"}  # formats; the last is that of data sets of the hub
 EFFECT = {  # the formats on which an option of that name has an effect
     "column": ROWS_WITH_COLUMNS,
     "source_column": ROWS_WITH_COLUMNS,

@@ -280,8 +280,11 @@ def has_other_encoding(sample: Sample) -> bool:
     return any(loss.reason == NOT_UTF8 for loss in [*sample.losses, *sample.flaws.values()])
 
 
-def doubt_of_encoding(documents: Sequence[str], what: str) -> str:
-    """What to say of the guess that text is in GUESSED. Raises InputError if it can't be. `what`: the files."""
+def doubt_of_encoding(documents: Sequence[str], what: str, most: float = MOST_ACCENTS) -> str:
+    """What to say of the guess that text is in GUESSED. Raises InputError if more letters than `most` are beyond ASCII.
+
+    what: the files; most: a share of the letters.
+    """
     letters = beyond = 0
     for text in documents:
         if text.isascii():
@@ -289,7 +292,7 @@ def doubt_of_encoding(documents: Sequence[str], what: str) -> str:
         here = [character for character in text if character.isalpha()]
         letters += len(here)
         beyond += sum(character > "\x7f" for character in here)
-    if beyond > MOST_ACCENTS * letters:
+    if beyond > most * letters:
         raise InputError(
             f"{what}: some text is not UTF-8, and read as {GUESSED} it would have {100 * beyond / letters:.0f} % of "
             "letters beyond ASCII. Convert it, for example from Cyrillic: iconv -f windows-1251 -t UTF-8 FILE > NEW."

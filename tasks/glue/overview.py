@@ -55,8 +55,10 @@ HINTS = re.compile(  # of the name of a label's column, in some languages
     r"|emotion|urteil|bewertung",
     re.IGNORECASE,
 )
-# Numbers with a comma, as Germans write 3,5; perhaps with a unit. It might also divide the numbers of several classes.
-WITH_COMMA = re.compile(r"[€$£]?\s*[+-]?\d[\d.,]*\s*[€$£%]?")
+# Numbers as Germans write 3,5 and 1.200,50, or with commas as in 1,200; perhaps with a unit. 1,2,3 is no number.
+NUMBER = r"\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d+([.,]\d+)?"
+WITH_COMMA = re.compile(rf"[€$£]?\s*[+-]?({NUMBER})\s*[€$£%]?")
+MOST_ACCENTS_IN_NAMES = 0.6  # of the letters of all classes; short words have many, but Cyrillic by a wrong guess more
 FEWEST_WORDS = 3  # of a name that is rather a text than the name of a column
 DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}.*")
 
@@ -179,8 +181,8 @@ def doubts_of_encoding(path: Path, encoding: str, texts: Iterable[str], labels: 
     if not encoding:
         return []
     names = " ".join(dict.fromkeys(labels))  # in one text, since a short name may be half of accents
-    for documents in (list(texts), [names]):
-        doubt_of_encoding(documents, path.name)
+    doubt_of_encoding(list(texts), path.name)
+    doubt_of_encoding([names], path.name, MOST_ACCENTS_IN_NAMES)
     return [f"{path.name} is not UTF-8 and is read as {encoding}, which is a guess; look at its accents."]
 
 
@@ -332,7 +334,7 @@ def refuse_commas(labels: Profile, where: str) -> None:
         shown = next(value for value in labels.strings if "," in value)
         raise InputError(
             f"{where}: the labels in {labels.name} are numbers with a comma, such as {shown}; expected a point. Write "
-            "3.5 for 3,5 and 1200 for 1,200, without a unit; or a semicolon between several classes, as in 3;5."
+            "3.5 for 3,5 and 1200 for 1,200, without a unit; or, between several classes, a semicolon as in 3;5."
         )
 
 

@@ -147,7 +147,7 @@ def beside_random(found: list[Comparison]) -> str:
     elif better:
         sentences = [f"Pretraining helps on {len(better)} of {number} scores{named(better)}."]
     else:
-        sentences = [f"Pretraining doesn't certainly help on any of {number} scores."]
+        sentences = [f"Pretraining doesn't certainly help on any of the {number} scores."]
     if worse:
         sentences.append(f"It hurts on {len(worse)}{named(worse)}.")
     if unsure and len(unsure) < number:

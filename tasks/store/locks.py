@@ -17,7 +17,6 @@ from model.files import UNSUPPORTED
 from tasks.store import home
 from tasks.store.artifacts import Artifact, draft_of, input_artifacts
 from tasks.store.manifests import verify
-from tasks.workers import finetunes
 
 NO_LOCKS = (*UNSUPPORTED, errno.EBADF, errno.ENOLCK)
 SECONDS_BETWEEN_TRIES = 0.5  # to lock what another process has locked
@@ -67,6 +66,8 @@ def wait_for_lock(file: IO, kind: int, artifact: Artifact) -> None:
 
     It asks again and again, since a signal doesn't reach a thread that waits in the kernel: the process would not end.
     """
+    from tasks.workers import finetunes  # loads Prefect
+
     while not finetunes.is_over():
         time.sleep(SECONDS_BETWEEN_TRIES)
         with suppress(BlockingIOError):
