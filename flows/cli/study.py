@@ -70,14 +70,19 @@ def study(
     if recipe is not None:
         check_name("recipe", recipe, DELTAS)
     _, runs = resolve_study(name, recipe, changes, seeds, scale, until)
+    impossible = sum(run.recipe is None for run in runs)  # at this scale or with these changes, as the log says
     server = find_server()
     page = execute(study_flow, server, **asked)
+    print_page(page)
+    if page.stats["failed"] > impossible:
+        raise typer.Exit(1)
+
+
+def print_page(page: "Artifact") -> None:
+    """Print the table of a study, and where its page is."""
     say("")
     print_rows(page.stats["table"])
     console.print(f"\nFull page: {shorten(page.path / 'study.html')}", soft_wrap=True, highlight=False)
-    impossible = sum(run.recipe is None for run in runs)  # at this scale or with these changes, as was said before
-    if page.stats["failed"] > impossible:
-        raise typer.Exit(1)
 
 
 def list_studies(names: list[str], recipe: str | None, override: dict, seeds: int, scale: str, until: str) -> None:

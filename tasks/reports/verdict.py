@@ -154,12 +154,18 @@ def beside_random(found: list[Comparison]) -> str:
         sentences.append(f"On {len(unsure)} the difference may be chance{named(unsure)}.")
     if number > MOST_TASKS:
         sentences.append(on_average(found))
-    weak = [one.row["column"] for one in found if not one.row["beats_majority"]]
-    if weak:
-        which = f" ({', '.join(weak)})" if len(weak) <= MOST_TASKS else ""
-        verb = "is" if len(weak) == 1 else "are"
-        sentences.append(f"{len(weak)} of the {number}{which} {verb} not certainly better than {SAME_ANSWER}.")
+    sentences += about_weak(found)
     return " ".join(sentences)
+
+
+def about_weak(found: list[Comparison]) -> list[str]:
+    """A sentence on the scores that aren't certainly better than a constant answer, if there are any."""
+    weak = [one.row["column"] for one in found if not one.row["beats_majority"]]
+    if not weak:
+        return []
+    which = f" ({', '.join(weak)})" if len(weak) <= MOST_TASKS else ""
+    verb = "is" if len(weak) == 1 else "are"
+    return [f"{len(weak)} of the {len(found)}{which} {verb} not certainly better than {SAME_ANSWER}."]
 
 
 def on_average(found: Sequence[Comparison]) -> str:
