@@ -208,7 +208,7 @@ def test_the_log_says_how_many_documents_are_too_short_to_be_compared(words, tmp
     caplog.set_level(logging.INFO)
     texts = [f"Only {number} short words." for number in range(200)]
     held = len(held_of(tokenized(corpus_of(tmp_path, texts), words)))
-    assert f"{held} held-out documents are too short" in caplog.text
+    assert f"{held} held-out documents of fewer than 13 words" in caplog.text
 
 
 def test_where_nothing_is_held_out_nothing_is_shared(words, tmp_path: Path):
