@@ -94,10 +94,12 @@ def _loss(loss: dict) -> str:
 
 
 def _pairs(stats: dict) -> str:
-    accuracy = stats["parts"]["all"]["original"]
-    error = accuracy["standard_error"]
-    spread = "" if error is None else f" ± {error:.1f}"
-    return f"{stats['set']} {accuracy['value']:.1f}{spread}"
+    from tasks.glue.pair_scores import main_accuracy  # loads numpy
+
+    accuracy = main_accuracy(stats)
+    error = accuracy.error_in_words()
+    spread = f" ± {error}" if error else ""
+    return f"{stats['set']} {accuracy.value:.1f}{spread}"
 
 
 def _runs(stats: dict) -> str:

@@ -6,6 +6,7 @@ Writes  pairs.parquet   a row for each pair: group, field, row, the sentences an
                         both metrics (model/likelihood.py): nats
 """
 
+import functools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +24,8 @@ from tasks.glue import pairs as sets
 from tasks.glue.pair_scores import PAIRS, statistics
 from tasks.glue.pairs import PairSet
 from tasks.stage import Params, stage
-from tasks.store.artifacts import SEQUENCES, WORK, Artifact
+from tasks.store.artifacts import WORK, Artifact
+from tasks.text.sequences import length_of
 from tasks.text.tokenizer import load_tokenizer
 from tasks.workers.progress import Progress
 
@@ -88,14 +90,19 @@ class PairsRun(PairSet, Params, frozen=True, extra="forbid"):
 
     def check_sources(self, sources: list[Artifact]) -> None:
         """Encode the pairs before the model is pretrained. Raises InputError for a sentence that it couldn't read."""
-        sequences = sources[0]
-        texts = texts_of(sets.draw(sets.read(self.pairs()), self.per_group))
-        length = np.load(sequences.path / SEQUENCES, mmap_mode="r").shape[1]
-        check_lengths(encode(texts, sequences.path), texts, length, f"A model of {sequences.name}")
+        check_readable(self, str(self.identity()), sources[0])
 
     def pairs(self) -> PairSet:
         """The set alone."""
         return PairSet(**self.model_dump(include={*PairSet.model_fields}))
+
+
+@functools.lru_cache(maxsize=64)  # a plan asks, then the run; and in a study each model of the same text
+def check_readable(params: PairsRun, _identity: str, sequences: Artifact) -> None:
+    """Raise InputError for a sentence that a model of these sequences couldn't read. `_identity`: of the pairs."""
+    texts = texts_of(sets.draw(sets.read(params.pairs()), params.per_group))
+    sentences = encode(texts, sequences.path)
+    check_lengths(sentences, texts, length_of(sequences.path), f"A model of {sequences.name}")
 
 
 @stage(version=5, resumes=True)

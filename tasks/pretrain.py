@@ -39,6 +39,7 @@ from tasks.stage import Params, environment, stage
 from tasks.store.artifacts import FREQUENCIES, HELDOUT_TEXT, LINEAGE, SEQUENCES, WORK, Artifact, artifacts_of
 from tasks.store.lineage import lineage, lineage_of
 from tasks.text.holdout import digest_of, measured_texts
+from tasks.text.sequences import length_of
 from tasks.text.tokenizer import copy_files, heldout_of, load_tokenizer, specials_of
 from tasks.workers.progress import Progress
 from tasks.workers.tracking import trackers
@@ -231,8 +232,7 @@ def open_start(params: Pretrain, tokens: Artifact, out: Path) -> Artifact | None
     if not params.start:
         return None
     first = adopt.find_model(params.start)
-    length = np.load(tokens.path / SEQUENCES, mmap_mode="r").shape[1]
-    adopt.check_start(params.start, params.architecture, length)
+    adopt.check_start(params.start, params.architecture, length_of(tokens.path))
     if load_tokenizer(first.path).to_str() != load_tokenizer(tokens.path).to_str():
         raise InputError(f"{tokens.name} was not made with the tokenizer of {first.name} (pretrain.start).")
     before = json.dumps(lineage_of(first), indent=2)

@@ -11,6 +11,7 @@ import numpy as np
 import regex
 from tokenizers import Tokenizer
 
+from tasks.store.artifacts import SEQUENCES
 from tasks.text.tokenizer import reading_of
 
 BLOCK = 1 << 24  # bytes of sequences that are read at once
@@ -19,6 +20,11 @@ MOST_RUNS = 1000  # ascending runs of an order, up to which each is written by i
 STOP = regex.compile(r"\p{Sentence_Terminal}")
 Sort = Literal["sentence-length", "unigram", "random", "none"]
 Rows = np.ndarray | range  # of all parts together, ascending
+
+
+def length_of(folder: Path) -> int:
+    """The tokens of each sequence in a folder of `tokenize`."""
+    return np.load(folder / SEQUENCES, mmap_mode="r").shape[1]
 
 
 def blocks_of(parts: list[np.memmap], rows: Rows) -> Iterator[np.ndarray]:
